@@ -1,0 +1,44 @@
+// DeviceBackend: the device tier. Holds S records of (row | optimizer state) and runs the five row kernels. It knows slots, never
+// ids; it decides nothing. Every backend passes tests/cpp/backend_conformance.h.
+//
+// Record: dim floats of row followed by state_floats floats of optimizer state, contiguous (`record_floats` in all).
+// All calls here are synchronous for the CPU; a device backend orders them on its stream. Slots outside [0, S) other than kNoSlot
+// are INVALID_ARGUMENT. Results are bit-identical for any TaskRunner.
+#ifndef HVD_CTR_CORE_DEVICE_BACKEND_H_
+#define HVD_CTR_CORE_DEVICE_BACKEND_H_
+
+#include <cstdint>
+
+#include "tf_ops/core/options.h"
+#include "tf_ops/core/status.h"
+#include "tf_ops/core/types.h"
+
+namespace hvd_ctr {
+
+class DeviceBackend {
+ public:
+  virtual ~DeviceBackend() = default;
+
+  /// Allocates `slots` records of (dim + state_floats) floats. Call once. RESOURCE_EXHAUSTED with the bytes asked for.
+  virtual Status Allocate(int64_t slots, int32_t dim, int32_t state_floats) = 0;
+  virtual int64_t allocated_bytes() const = 0;
+
+  /// Loads n records from host memory: records (n, record_floats) -> slots (n). Slots must be distinct.
+  virtual Status StoreRecords(Span<const Slot> slots, const float* records, TaskRunner* runner) = 0;
+  /// Reads n records back: slots (n) -> records (n, record_floats).
+  virtual Status FetchRecords(Span<const Slot> slots, float* records, TaskRunner* runner) const = 0;
+  /// rows (R, D): rows[i] = row at slots[i]; kNoSlot gives zeros.
+  virtual Status GatherRows(Span<const Slot> slots, float* rows, TaskRunner* runner) const = 0;
+  /// sums (K, D): sums[k] = sum over i ascending with inverse[i] == k of gradients[i]; inverse (R) in [-1, K), -1 is left out.
+  virtual Status SegmentSum(const float* gradients, Span<const int32_t> inverse, int64_t unique, float* sums,
+                            TaskRunner* runner) const = 0;
+  /// Applies the row optimizer of tables[k] to slots (K, distinct) with gradients (K, D). `step` is the global update count including
+  /// this one (1 at the first); learning rates are multiplied by learning_rate_scale. optimizers has one entry per table.
+  virtual Status UpdateRows(Span<const Slot> slots, Span<const int32_t> tables, const float* gradients,
+                            Span<const RowOptimizerOptions> optimizers, int64_t step, float learning_rate_scale,
+                            TaskRunner* runner) = 0;
+};
+
+}  // namespace hvd_ctr
+
+#endif  // HVD_CTR_CORE_DEVICE_BACKEND_H_

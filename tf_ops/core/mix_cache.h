@@ -1,0 +1,103 @@
+// MixCache: the three-tier embedding cache of one rank (ScaleFreeCTR, SIGIR 2021). Full rows live in the host store, working rows in S
+// slots of the device backend. It is "mixed" over the ranks: each rank caches only keys it owns, so no row is cached twice.
+//
+//   Result<int64_t> t = cache.Prefetch(received, runner);     // Host-Manager: plan, write back, load, pin
+//   cache.Lookup(t.value(), rows, runner);                    // GPU-Worker: rows (R, D)
+//   cache.Apply(t.value(), gradients, 1.0f, runner);          // GPU-Worker: sum, update, mark dirty, unpin; the ticket ends
+//
+// Invariants (DESIGN 6): plan one-to-one; evicted slots were unpinned and not requested; each ticket is applied or released exactly
+// once (a second use is FAILED_PRECONDITION naming the ticket); a row is read from the host only after an earlier write-back of it
+// finished; foreign keys (owned by another rank) are dropped (zero row, no update); Read changes nothing.
+//
+// Concurrency: one thread may call Prefetch while another calls Lookup/Apply/Release: their slots are disjoint or pinned. Metadata is
+// under one mutex, row movement is outside it. Flush/Export/Import/Read take part in the same order as Prefetch.
+#ifndef HVD_CTR_CORE_MIX_CACHE_H_
+#define HVD_CTR_CORE_MIX_CACHE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tf_ops/core/device_backend.h"
+#include "tf_ops/core/host_store.h"
+#include "tf_ops/core/key_exchange.h"
+#include "tf_ops/core/options.h"
+#include "tf_ops/core/status.h"
+#include "tf_ops/core/types.h"
+
+namespace hvd_ctr {
+
+/// Counters since creation, per table. Units: rows unless named otherwise.
+struct MixCacheTableStats {
+  int64_t requested = 0;     ///< Received keys R, summed over steps.
+  int64_t unique = 0;        ///< Working keys K, summed over steps. unique == hits + misses.
+  int64_t hits = 0;
+  int64_t misses = 0;
+  int64_t created = 0;       ///< Of the misses: rows that did not exist anywhere yet.
+  int64_t evictions = 0;
+  int64_t write_backs = 0;   ///< Rows written to the host store (by eviction and flush).
+  int64_t invalid_ids = 0;   ///< Over all ranks (from the key headers), so equal on every rank.
+  int64_t host_rows = 0;     ///< Rows in the host store now.
+  int64_t cached_rows = 0;   ///< Rows on the device now.
+};
+
+struct MixCacheStats {
+  std::vector<MixCacheTableStats> tables;
+  int64_t steps = 0;             ///< Applied tickets = the optimizer's global step.
+  int64_t foreign_keys = 0;      ///< Keys dropped because another rank owns them (0 in a correct run).
+  int64_t pinned_slots = 0;      ///< Now.
+  int64_t pinned_peak = 0;       ///< Highest ever.
+  int64_t device_bytes = 0;
+  int64_t host_bytes = 0;
+};
+
+/// A chunk of exported rows: ids (n), rows (n, D), state (n, state_floats of this table).
+struct ExportChunk {
+  std::vector<int64_t> ids;
+  std::vector<float> rows;
+  std::vector<float> state;
+};
+
+class MixCache {
+ public:
+  virtual ~MixCache() = default;
+
+  /// Plans and loads the working rows of `received`; pins them. *ticket names the batch. Waits (bounded by prefetch_wait_seconds) while
+  /// pinned slots of other tickets leave too little room. RESOURCE_EXHAUSTED if this batch alone needs more than S slots: the message
+  /// names cache, the table with most keys, keys needed, slots there are, and 'cache.slots' as the field to raise.
+  virtual Status Prefetch(const ReceivedKeys& received, int64_t* ticket, TaskRunner* runner) = 0;
+  /// Rows the ticket answers to each peer (W) = keys each peer asked for, in the order received.
+  virtual Status TicketSplits(int64_t ticket, std::vector<int32_t>* splits) const = 0;
+  /// rows (R, D) in the order received.
+  virtual Status Lookup(int64_t ticket, float* rows, TaskRunner* runner) = 0;
+  /// gradients (R, D) in the order received. Ends the ticket. Counts one optimizer step, also for R = 0.
+  virtual Status Apply(int64_t ticket, const float* gradients, float learning_rate_scale, TaskRunner* runner) = 0;
+  /// Ends the ticket without an update.
+  virtual Status Release(int64_t ticket) = 0;
+  /// Evaluation: rows (R, D) as they are now (dirty cached ones too); keys without a row get their initial value. Changes nothing.
+  virtual Status Read(const ReceivedKeys& received, float* rows, TaskRunner* runner) = 0;
+  /// Writes all dirty rows back to the host store; they stay cached.
+  virtual Status Flush(TaskRunner* runner) = 0;
+  /// Flushes when *cursor is 0, then returns up to max_rows rows of the table from *cursor on; *cursor becomes -1 at the end.
+  virtual Status Export(int32_t table, int64_t* cursor, int64_t max_rows, ExportChunk* chunk, TaskRunner* runner) = 0;
+  /// Creates or overwrites rows this rank owns; others are ignored and counted in *foreign. ids (n) distinct; rows (n, D);
+  /// state (n, state_floats) or empty for the initial state.
+  virtual Status Import(int32_t table, Span<const int64_t> ids, const float* rows, const float* state, int64_t* foreign,
+                        TaskRunner* runner) = 0;
+  /// Optimizer state floats of one row of the table.
+  virtual int32_t state_floats(int32_t table) const = 0;
+  /// Optimizer's global step; SetStep is for restore. FAILED_PRECONDITION while tickets are open.
+  virtual int64_t step() const = 0;
+  virtual Status SetStep(int64_t step) = 0;
+  virtual MixCacheStats Stats() const = 0;
+  virtual const MixCacheOptions& options() const = 0;
+};
+
+/// Checks the options (INVALID_ARGUMENT naming field, value and what is allowed), allocates the device tier.
+Result<std::unique_ptr<MixCache>> MakeMixCache(const MixCacheOptions& options, std::unique_ptr<DeviceBackend> backend,
+                                               std::unique_ptr<HostStore> store);
+
+}  // namespace hvd_ctr
+
+#endif  // HVD_CTR_CORE_MIX_CACHE_H_
