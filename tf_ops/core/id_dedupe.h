@@ -18,8 +18,8 @@
 
 namespace hvd_ctr {
 
-/// The ids of one feature: `count` values at ids[0], ids[stride], ids[2*stride] ...; the virtual id of ids[i*stride] is written to
-/// virtual_ids[i*stride]. A row-major (B, F) matrix is F columns of stride F.
+/// The ids of one feature: `count` values at ids[0], ids[stride], ids[2*stride] ...; the virtual id of ids[i*stride] is written
+/// to virtual_ids[i*stride]. A row-major (B, F) matrix is F columns of stride F.
 struct IdColumn {
   const int64_t* ids = nullptr;
   int32_t* virtual_ids = nullptr;
@@ -55,21 +55,45 @@ class IdDedupe {
  public:
   /// Writes virtual ids (index into result->keys, or kNoVirtualId) through the columns, and fills *result.
   /// Columns must come with non-decreasing `table`; rules has one entry per table (T). INVALID_ARGUMENT otherwise, or when there
-  /// are more than 2^31-1 ids. Invalid ids are dropped and counted; whether that is an error is the caller's decision.
+  /// are more than 2^31-1 ids, a table number or count is out of range, a column lacks its pointers, or hash_ids lacks rows > 0;
+  /// *result is empty then. Invalid ids are dropped and counted; whether that is an error is the caller's decision.
+  /// An id is looked at in this order: padding (dropped), hash_ids, then range. Steady state allocates nothing.
   Status Run(Span<const IdColumn> columns, Span<const IdRule> rules, DedupeResult* result);
 
  private:
+  friend class IdDedupeTestPeer;  // Moves the epoch next to its wrap.
+
+  /// One slot of the open-addressing table. It is occupied only while `epoch` is the current one, so that going on to the next
+  /// table or call costs one increment and no clearing.
   struct Entry {
     int64_t id;
-    int32_t index;
+    int32_t index;  ///< Of the key within its table.
     uint32_t epoch;
   };
+
+  void RunTable(Span<const IdColumn> columns, int32_t first_feature, const IdRule& rule, DedupeResult* result);
+  void RunColumn(const IdColumn& column, int32_t feature, const IdRule& rule, int32_t base, DedupeResult* result);
+  template <typename Block>
+  void ResolveBlock(const Block& block, int64_t stride, int32_t base, int32_t* virtual_ids);
+  int32_t FindOrInsert(int64_t id, uint64_t slot);
+  void NextEpoch();
+  void SetCapacity(int64_t unique);
+  void Rehash(int64_t unique);
+  uint64_t HomeSlot(int64_t id) const;
+
   std::vector<Entry> entries_;
   uint32_t epoch_ = 0;
+  int shift_ = 63;             ///< 64 - log2(slots in use), a prefix of entries_.
+  std::vector<int64_t> keys_;  ///< Keys of the table at work, in order of first occurrence; only [0, unique_) is meaningful.
+  std::vector<int32_t>
+      counts_;  ///< counts_[k + 1]: occurrences of keys_[k]; counts_[0] takes the updates of what is not found yet.
+  int32_t unique_ = 0;
+  std::vector<int64_t> unique_hints_;  ///< (T) keys each table had in the previous call: sizes its slots, never the result.
 };
 
 /// Segment order of virtual ids (N): order lists the positions with a virtual id >= 0 sorted by virtual id, ties by position;
-/// offsets (U+1): positions of virtual id u are order[offsets[u] .. offsets[u+1]).
+/// offsets (U+1): positions of virtual id u are order[offsets[u] .. offsets[u+1]). Virtual ids >= unique are left out like
+/// negative ones.
 void SegmentOrder(Span<const int32_t> virtual_ids, int64_t unique, std::vector<int32_t>* order, std::vector<int32_t>* offsets);
 
 }  // namespace hvd_ctr
