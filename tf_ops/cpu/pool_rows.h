@@ -15,7 +15,7 @@ enum class Combiner : int32_t { kSum = 0, kMean = 1, kSqrtN = 2 };
 
 /// Bags over a flat list of virtual ids (N).
 struct Bags {
-  Span<const int32_t> virtual_ids;      ///< (N)
+  Span<const int32_t> virtual_ids;  ///< (N)
   /// (bags+1) offsets into virtual_ids; empty: every bag is exactly one id (bag i = position i), the fast path.
   Span<const int64_t> splits;
   /// Per-id weights (N), or empty (all 1). mean divides by the weight sum, sqrtn by the root of the sum of squared weights;
@@ -26,15 +26,16 @@ struct Bags {
 };
 
 /// out: bag i is written at out + i * out_stride, dim floats (out_stride >= dim).
-Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, int64_t out_stride, TaskRunner* runner);
+Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, int64_t out_stride,
+                TaskRunner* runner);
 
 /// d_rows (U, D) = overwritten with the sum over positions in ascending order; d_out bag i at d_out + i * d_out_stride.
 Status PoolRowsGrad(const Bags& bags, const float* d_out, int64_t d_out_stride, int64_t unique, int32_t dim, float* d_rows,
                     TaskRunner* runner);
 
 /// d_weights (N): derivative of the loss by each per-id weight, the normaliser's part included (FC 45).
-Status PoolRowsWeightGrad(const Bags& bags, const float* rows, const float* d_out, int64_t d_out_stride, int64_t unique, int32_t dim,
-                          float* d_weights, TaskRunner* runner);
+Status PoolRowsWeightGrad(const Bags& bags, const float* rows, const float* d_out, int64_t d_out_stride, int64_t unique,
+                          int32_t dim, float* d_weights, TaskRunner* runner);
 
 }  // namespace hvd_ctr
 

@@ -1,0 +1,261 @@
+#include "tf_ops/cpu/pool_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "tf_ops/cpu/row_loops.h"
+#include "tf_ops/cpu/scatter_add.h"
+#include "tf_ops/cpu/target_clones.h"
+
+namespace hvd_ctr {
+namespace {
+
+constexpr int32_t kDotLanes = 16;
+
+Status CheckBags(const char* call, const Bags& bags, int64_t unique, int32_t dim, int64_t out_stride) {
+  const int64_t n = bags.virtual_ids.size();
+  if (dim < 1 || unique < 0 || out_stride < dim) {
+    return MakeStatus(StatusCode::kInvalidArgument, call, ": dim ", dim, " (allowed >= 1), unique ", unique,
+                      " (allowed >= 0), stride of the bags ", out_stride, " floats (allowed >= dim)");
+  }
+  if (!bags.weights.empty() && bags.weights.size() != n) {
+    return MakeStatus(StatusCode::kInvalidArgument, call, ": ", bags.weights.size(), " weights for ", n,
+                      " ids; pass one weight per id, or none");
+  }
+  if (!bags.splits.empty()) {
+    if (bags.splits[0] != 0 || bags.splits[bags.splits.size() - 1] != n) {
+      return MakeStatus(StatusCode::kInvalidArgument, call, ": bag splits run from ", bags.splits[0], " to ",
+                        bags.splits[bags.splits.size() - 1], ", they must run from 0 to the number of ids ", n);
+    }
+    for (int64_t i = 1; i < bags.splits.size(); ++i) {
+      if (bags.splits[i] >= bags.splits[i - 1]) continue;
+      return MakeStatus(StatusCode::kInvalidArgument, call, ": bag splits decrease from ", bags.splits[i - 1], " to ",
+                        bags.splits[i], " at position ", i);
+    }
+  }
+  const int64_t bad = FirstOutside(bags.virtual_ids, unique);
+  if (bad < 0) return Status::Ok();
+  return MakeStatus(StatusCode::kInvalidArgument, call, ": virtual id ", bags.virtual_ids[bad], " at position ", bad,
+                    " is outside [0, ", unique, ") and is not -1 (dropped)");
+}
+
+int64_t BagBegin(const Bags& bags, int64_t bag) { return bags.splits.empty() ? bag : bags.splits[bag]; }
+int64_t BagEnd(const Bags& bags, int64_t bag) { return bags.splits.empty() ? bag + 1 : bags.splits[bag + 1]; }
+float WeightOf(const Bags& bags, int64_t p) { return bags.weights.empty() ? 1.0f : bags.weights[p]; }
+
+/// One unweighted id per bag: every combiner is a copy.
+bool IsCopy(const Bags& bags) { return bags.splits.empty() && bags.weights.empty(); }
+
+/// What the weighted sum of a bag is divided by: 1 for sum; 0 when the bag has no id or its weights cancel.
+float Divisor(const Bags& bags, int64_t begin, int64_t end) {
+  if (bags.combiner == Combiner::kSum) return 1.0f;
+  float total = 0.0f;
+  for (int64_t p = begin; p < end; ++p) {
+    if (bags.virtual_ids[p] < 0) continue;
+    const float weight = WeightOf(bags, p);
+    total += bags.combiner == Combiner::kMean ? weight : weight * weight;
+  }
+  return bags.combiner == Combiner::kMean ? total : std::sqrt(total);
+}
+
+/// Average ids per bag times dim: floats of work per bag, for the split over threads.
+int64_t WorkPerBag(const Bags& bags, int32_t dim) {
+  return std::max<int64_t>(1, bags.virtual_ids.size() / std::max<int64_t>(1, bags.bags())) * dim;
+}
+
+struct PoolArgs {
+  const Bags* bags;
+  const float* rows;
+  int32_t dim;
+  float* out;
+  int64_t out_stride;
+};
+
+template <int32_t kDim>
+inline __attribute__((always_inline)) void CopyBags(const PoolArgs& args, int64_t begin, int64_t end) {
+  const int64_t dim = kDim > 0 ? kDim : args.dim;
+  const int32_t* virtual_ids = args.bags->virtual_ids.data();
+  for (int64_t i = begin; i < end; ++i) {
+    float* out = args.out + i * args.out_stride;
+    if (virtual_ids[i] < 0) {
+      ZeroRow(dim, out);
+    } else {
+      CopyRow(args.rows + virtual_ids[i] * dim, dim, out);
+    }
+  }
+}
+
+/// kVectors * kWidth columns from j on of one bag: sum of weight * row in order, from zero, then divided. The sums stay in
+/// registers.
+template <int32_t kVectors, int32_t kWidth, bool kWeighted>
+inline __attribute__((always_inline)) void SumColumns(const PoolArgs& args, int64_t dim, int64_t begin, int64_t end,
+                                                      float divisor, int64_t j, float* out) {
+  using Vector = typename FloatVector<kWidth>::Type;
+  const int32_t* virtual_ids = args.bags->virtual_ids.data();
+  const float* weights = args.bags->weights.data();
+  Vector sums[kVectors] = {};
+  for (int64_t p = begin; p < end; ++p) {
+    if (virtual_ids[p] < 0) continue;
+    const float* row = args.rows + virtual_ids[p] * dim + j;
+    for (int32_t i = 0; i < kVectors; ++i) {
+      Vector part;
+      std::memcpy(&part, row + i * kWidth, sizeof(part));
+      if (kWeighted) part = weights[p] * part;
+      sums[i] += part;
+    }
+  }
+  for (int32_t i = 0; i < kVectors; ++i) {
+    if (divisor != 1.0f) sums[i] = sums[i] / divisor;
+    std::memcpy(out + j + i * kWidth, &sums[i], sizeof(sums[i]));
+  }
+}
+
+template <bool kWeighted, int32_t kDim>
+inline __attribute__((always_inline)) void SumBag(const PoolArgs& args, int64_t begin, int64_t end, float divisor, float* out) {
+  const int64_t dim = kDim > 0 ? kDim : args.dim;
+  if (divisor == 0.0f) return ZeroRow(dim, out);
+  int64_t j = 0;
+  for (; j + 64 <= dim; j += 64) SumColumns<4, 16, kWeighted>(args, dim, begin, end, divisor, j, out);
+  for (; j + 16 <= dim; j += 16) SumColumns<1, 16, kWeighted>(args, dim, begin, end, divisor, j, out);
+  for (; j + 4 <= dim; j += 4) SumColumns<1, 4, kWeighted>(args, dim, begin, end, divisor, j, out);
+  for (; j < dim; ++j) SumColumns<1, 1, kWeighted>(args, dim, begin, end, divisor, j, out);
+}
+
+template <bool kWeighted, int32_t kDim>
+inline __attribute__((always_inline)) void SumBags(const PoolArgs& args, int64_t first, int64_t last) {
+  for (int64_t i = first; i < last; ++i) {
+    const int64_t begin = BagBegin(*args.bags, i);
+    const int64_t end = BagEnd(*args.bags, i);
+    SumBag<kWeighted, kDim>(args, begin, end, Divisor(*args.bags, begin, end), args.out + i * args.out_stride);
+  }
+}
+
+HVD_CTR_CLONES void PoolRange(const PoolArgs& args, int64_t begin, int64_t end) {
+  if (!IsCopy(*args.bags)) {
+    if (!args.bags->weights.empty()) return SumBags<true, 0>(args, begin, end);
+    return args.dim == 16 ? SumBags<false, 16>(args, begin, end) : SumBags<false, 0>(args, begin, end);
+  }
+  switch (args.dim) {
+    case 16:
+      return CopyBags<16>(args, begin, end);
+    case 32:
+      return CopyBags<32>(args, begin, end);
+    case 64:
+      return CopyBags<64>(args, begin, end);
+    default:
+      return CopyBags<0>(args, begin, end);
+  }
+}
+
+/// Dot product in 16 lanes (column j in lane j mod 16), then the lanes in order: a fixed order that still vectorises.
+inline __attribute__((always_inline)) float Dot(const float* a, const float* b, int64_t dim) {
+  float lanes[kDotLanes] = {};
+  int64_t j = 0;
+  for (; j + kDotLanes <= dim; j += kDotLanes) {
+    for (int32_t i = 0; i < kDotLanes; ++i) lanes[i] += a[j + i] * b[j + i];
+  }
+  for (int32_t i = 0; j + i < dim; ++i) lanes[i] += a[j + i] * b[j + i];
+  float sum = 0.0f;
+  for (const float lane : lanes) sum += lane;
+  return sum;
+}
+
+HVD_CTR_CLONES void DotRange(const PoolArgs& args, const float* d_out, int64_t first, int64_t last, float* dots) {
+  const Bags& bags = *args.bags;
+  for (int64_t i = first; i < last; ++i) {
+    const float* d_bag = d_out + i * args.out_stride;
+    for (int64_t p = BagBegin(bags, i); p < BagEnd(bags, i); ++p) {
+      const int64_t v = bags.virtual_ids[p];
+      dots[p] = v < 0 ? 0.0f : Dot(args.rows + v * args.dim, d_bag, args.dim);
+    }
+  }
+}
+
+/// Turns the dots of one bag (d_weights[p] = row_p . d_out) into derivatives by the weights, with S = sum_p w_p dot_p:
+///   sum: dot_p.   mean, W = sum w: (dot_p - S/W) / W.   sqrtn, q = sqrt(sum w^2): (dot_p - w_p S/q^2) / q.
+void WeightGradOfBag(const Bags& bags, int64_t begin, int64_t end, float* d_weights) {
+  if (bags.combiner == Combiner::kSum) return;
+  const float divisor = Divisor(bags, begin, end);
+  float weighted = 0.0f;
+  for (int64_t p = begin; p < end; ++p) {
+    if (bags.virtual_ids[p] >= 0) weighted += WeightOf(bags, p) * d_weights[p];
+  }
+  for (int64_t p = begin; p < end; ++p) {
+    if (bags.virtual_ids[p] < 0 || divisor == 0.0f) {
+      d_weights[p] = 0.0f;
+    } else if (bags.combiner == Combiner::kMean) {
+      d_weights[p] = (d_weights[p] - weighted / divisor) / divisor;
+    } else {
+      d_weights[p] = (d_weights[p] - WeightOf(bags, p) / divisor * (weighted / divisor)) / divisor;
+    }
+  }
+}
+
+/// Per position: the bag it is in, its target row (-1 where the bag pools to zeros) and its coefficient weight / divisor.
+struct Terms {
+  explicit Terms(int64_t n) : bags(new int32_t[n]), targets(new int32_t[n]), coefficients(new float[n]) {}
+
+  std::unique_ptr<int32_t[]> bags;
+  std::unique_ptr<int32_t[]> targets;
+  std::unique_ptr<float[]> coefficients;
+};
+
+void FillTerms(const Bags& bags, TaskRunner* runner, Terms* terms) {
+  ForRows(runner, bags.bags(), WorkPerBag(bags, 1), [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t end = BagEnd(bags, i);
+      const float divisor = Divisor(bags, BagBegin(bags, i), end);
+      for (int64_t p = BagBegin(bags, i); p < end; ++p) {
+        terms->bags[p] = static_cast<int32_t>(i);
+        terms->targets[p] = divisor == 0.0f ? kNoVirtualId : bags.virtual_ids[p];
+        terms->coefficients[p] = divisor == 0.0f ? 0.0f : WeightOf(bags, p) / divisor;
+      }
+    }
+  });
+}
+
+}  // namespace
+
+Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, int64_t out_stride,
+                TaskRunner* runner) {
+  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRows", bags, unique, dim, out_stride));
+  const PoolArgs args{&bags, rows, dim, out, out_stride};
+  ForRows(runner, bags.bags(), WorkPerBag(bags, dim), [&args](int64_t begin, int64_t end) { PoolRange(args, begin, end); });
+  return Status::Ok();
+}
+
+Status PoolRowsGrad(const Bags& bags, const float* d_out, int64_t d_out_stride, int64_t unique, int32_t dim, float* d_rows,
+                    TaskRunner* runner) {
+  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRowsGrad", bags, unique, dim, d_out_stride));
+  ScatterArgs args;
+  args.source = d_out;
+  args.source_stride = d_out_stride;
+  args.dim = dim;
+  args.targets = bags.virtual_ids;
+  args.unique = unique;
+  args.sums = d_rows;
+  Terms terms(IsCopy(bags) ? 0 : bags.virtual_ids.size());
+  if (!IsCopy(bags)) {
+    FillTerms(bags, runner, &terms);
+    args.source_rows = terms.bags.get();
+    args.targets = Span<const int32_t>(terms.targets.get(), bags.virtual_ids.size());
+    if (bags.combiner != Combiner::kSum || !bags.weights.empty()) args.coefficients = terms.coefficients.get();
+  }
+  ScatterAdd(args, runner);
+  return Status::Ok();
+}
+
+Status PoolRowsWeightGrad(const Bags& bags, const float* rows, const float* d_out, int64_t d_out_stride, int64_t unique,
+                          int32_t dim, float* d_weights, TaskRunner* runner) {
+  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRowsWeightGrad", bags, unique, dim, d_out_stride));
+  const PoolArgs args{&bags, rows, dim, nullptr, d_out_stride};
+  ForRows(runner, bags.bags(), WorkPerBag(bags, dim), [&](int64_t first, int64_t last) {
+    DotRange(args, d_out, first, last, d_weights);
+    for (int64_t i = first; i < last; ++i) WeightGradOfBag(bags, BagBegin(bags, i), BagEnd(bags, i), d_weights);
+  });
+  return Status::Ok();
+}
+
+}  // namespace hvd_ctr
