@@ -1,5 +1,5 @@
-// HostStore: the host tier, this rank's share of all rows of one MixCache: records (row | state) keyed by (table, id), created lazily.
-// A row exists once it was stored. Thread-safe: one internal lock; callers batch.
+// HostStore: the host tier, this rank's share of all rows of one MixCache: records (row | state) keyed by (table, id), created
+// lazily. A row exists once it was stored. Thread-safe: one internal lock; callers batch.
 #ifndef HVD_CTR_CORE_HOST_STORE_H_
 #define HVD_CTR_CORE_HOST_STORE_H_
 
@@ -24,8 +24,8 @@ class HostStore {
   virtual int64_t row_count(int32_t table) const = 0;
   /// Bytes held: records and index.
   virtual int64_t allocated_bytes() const = 0;
-  /// Visits rows in the order of creation: up to max_rows rows of `table` from *cursor (0 at the start) on; *cursor is set to where to
-  /// go on, or -1 at the end. Appends ids and records.
+  /// Visits rows in the order of creation: up to max_rows rows of `table` from *cursor (0 at the start) on; *cursor is set to
+  /// where to go on, or -1 at the end. Appends ids and records.
   virtual Status Scan(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids,
                       std::vector<float>* records) const = 0;
 };

@@ -1,16 +1,19 @@
-// MixCache: the three-tier embedding cache of one rank (ScaleFreeCTR, SIGIR 2021). Full rows live in the host store, working rows in S
-// slots of the device backend. It is "mixed" over the ranks: each rank caches only keys it owns, so no row is cached twice.
+// MixCache: the three-tier embedding cache of one rank (ScaleFreeCTR, SIGIR 2021). Full rows live in the host store, working rows
+// in S slots of the device backend. It is "mixed" over the ranks: each rank caches only keys it owns, so no row is cached twice.
 //
-//   Result<int64_t> t = cache.Prefetch(received, runner);     // Host-Manager: plan, write back, load, pin
-//   cache.Lookup(t.value(), rows, runner);                    // GPU-Worker: rows (R, D)
-//   cache.Apply(t.value(), gradients, 1.0f, runner);          // GPU-Worker: sum, update, mark dirty, unpin; the ticket ends
+//   int64_t ticket;
+//   cache->Prefetch(received, &ticket, runner);               // Host-Manager: plan, write back, load, pin
+//   cache->Lookup(ticket, rows, runner);                      // GPU-Worker: rows (R, D)
+//   cache->Apply(ticket, gradients, 1.0f, runner);            // GPU-Worker: sum, update, mark dirty, unpin; the ticket ends
 //
-// Invariants (DESIGN 6): plan one-to-one; evicted slots were unpinned and not requested; each ticket is applied or released exactly
-// once (a second use is FAILED_PRECONDITION naming the ticket); a row is read from the host only after an earlier write-back of it
-// finished; foreign keys (owned by another rank) are dropped (zero row, no update); Read changes nothing.
+// Invariants (DESIGN 6): plan one-to-one; evicted slots were unpinned and not requested; each ticket is applied or released
+// exactly once (a second use is FAILED_PRECONDITION naming the ticket); a row is read from the host only after an earlier
+// write-back of it finished; foreign keys (owned by another rank) are dropped (zero row, no update); Read changes nothing.
 //
-// Concurrency: one thread may call Prefetch while another calls Lookup/Apply/Release: their slots are disjoint or pinned. Metadata is
-// under one mutex, row movement is outside it. Flush/Export/Import/Read take part in the same order as Prefetch.
+// Concurrency: one thread may call Prefetch while another calls Lookup/Apply/Release: their slots are disjoint or pinned.
+// Metadata is under one mutex, row movement is outside it. Flush/Export/Import/Read take part in the same order as Prefetch, but
+// a Prefetch that waits for room lets them pass, so the thread that holds the pins may call them. The calling thread's order
+// decides the numbers: Apply tickets in the order of their batches, and Lookup a ticket after the Apply of the one before.
 #ifndef HVD_CTR_CORE_MIX_CACHE_H_
 #define HVD_CTR_CORE_MIX_CACHE_H_
 
@@ -30,24 +33,24 @@ namespace hvd_ctr {
 
 /// Counters since creation, per table. Units: rows unless named otherwise.
 struct MixCacheTableStats {
-  int64_t requested = 0;     ///< Received keys R, summed over steps.
-  int64_t unique = 0;        ///< Working keys K, summed over steps. unique == hits + misses.
+  int64_t requested = 0;  ///< Received keys R, summed over steps.
+  int64_t unique = 0;     ///< Working keys K, summed over steps. unique == hits + misses.
   int64_t hits = 0;
   int64_t misses = 0;
-  int64_t created = 0;       ///< Of the misses: rows that did not exist anywhere yet.
+  int64_t created = 0;  ///< Of the misses: rows that did not exist anywhere yet.
   int64_t evictions = 0;
-  int64_t write_backs = 0;   ///< Rows written to the host store (by eviction and flush).
-  int64_t invalid_ids = 0;   ///< Over all ranks (from the key headers), so equal on every rank.
-  int64_t host_rows = 0;     ///< Rows in the host store now.
-  int64_t cached_rows = 0;   ///< Rows on the device now.
+  int64_t write_backs = 0;  ///< Rows written to the host store (by eviction and flush).
+  int64_t invalid_ids = 0;  ///< Over all ranks (from the key headers), so equal on every rank.
+  int64_t host_rows = 0;    ///< Rows in the host store now.
+  int64_t cached_rows = 0;  ///< Rows on the device now.
 };
 
 struct MixCacheStats {
   std::vector<MixCacheTableStats> tables;
-  int64_t steps = 0;             ///< Applied tickets = the optimizer's global step.
-  int64_t foreign_keys = 0;      ///< Keys dropped because another rank owns them (0 in a correct run).
-  int64_t pinned_slots = 0;      ///< Now.
-  int64_t pinned_peak = 0;       ///< Highest ever.
+  int64_t steps = 0;         ///< Applied tickets = the optimizer's global step.
+  int64_t foreign_keys = 0;  ///< Keys dropped because another rank owns them (0 in a correct run).
+  int64_t pinned_slots = 0;  ///< Now.
+  int64_t pinned_peak = 0;   ///< Highest ever.
   int64_t device_bytes = 0;
   int64_t host_bytes = 0;
 };
@@ -63,9 +66,9 @@ class MixCache {
  public:
   virtual ~MixCache() = default;
 
-  /// Plans and loads the working rows of `received`; pins them. *ticket names the batch. Waits (bounded by prefetch_wait_seconds) while
-  /// pinned slots of other tickets leave too little room. RESOURCE_EXHAUSTED if this batch alone needs more than S slots: the message
-  /// names cache, the table with most keys, keys needed, slots there are, and 'cache.slots' as the field to raise.
+  /// Plans and loads the working rows of `received`; pins them. *ticket names the batch. Waits (bounded by prefetch_wait_seconds)
+  /// while pinned slots of other tickets leave too little room. RESOURCE_EXHAUSTED if this batch alone needs more than S slots:
+  /// the message names cache, the table with most keys, keys needed, slots there are, and 'cache.slots' as the field to raise.
   virtual Status Prefetch(const ReceivedKeys& received, int64_t* ticket, TaskRunner* runner) = 0;
   /// Rows the ticket answers to each peer (W) = keys each peer asked for, in the order received.
   virtual Status TicketSplits(int64_t ticket, std::vector<int32_t>* splits) const = 0;
@@ -75,7 +78,8 @@ class MixCache {
   virtual Status Apply(int64_t ticket, const float* gradients, float learning_rate_scale, TaskRunner* runner) = 0;
   /// Ends the ticket without an update.
   virtual Status Release(int64_t ticket) = 0;
-  /// Evaluation: rows (R, D) as they are now (dirty cached ones too); keys without a row get their initial value. Changes nothing.
+  /// Evaluation: rows (R, D) as they are now (dirty cached ones too); keys without a row get their initial value. Changes
+  /// nothing.
   virtual Status Read(const ReceivedKeys& received, float* rows, TaskRunner* runner) = 0;
   /// Writes all dirty rows back to the host store; they stay cached.
   virtual Status Flush(TaskRunner* runner) = 0;

@@ -1,0 +1,56 @@
+#include "tf_ops/core/mix_cache_options.h"
+
+#include <limits>
+
+#include "tests/cpp/mix_cache_fixture.h"
+
+namespace hvd_ctr {
+namespace {
+
+struct BadOption {
+  const char* expected;
+  void (*spoil)(MixCacheOptions*);
+};
+
+TEST(MixCacheOptionsTest, BadOptionsAreNamed) {
+  const BadOption cases[] = {
+      {"dim is 0", [](MixCacheOptions* o) { o->dim = 0; }},
+      {"slots is 0", [](MixCacheOptions* o) { o->slots = 0; }},
+      {"slots is 1099511627776", [](MixCacheOptions* o) { o->slots = int64_t{1} << 40; }},
+      {"policy is 7", [](MixCacheOptions* o) { o->policy = static_cast<EvictionPolicyKind>(7); }},
+      {"rank is 1", [](MixCacheOptions* o) { o->rank = 1; }},
+      {"world_size is 0", [](MixCacheOptions* o) { o->world_size = 0; }},
+      {"prefetch_wait_seconds is nan",
+       [](MixCacheOptions* o) { o->prefetch_wait_seconds = std::numeric_limits<double>::quiet_NaN(); }},
+      {"number of tables is 0", [](MixCacheOptions* o) { o->tables.clear(); }},
+      {"name of a table is item", [](MixCacheOptions* o) { o->tables.push_back(o->tables[0]); }},
+      {"table 'item': rows is 0", [](MixCacheOptions* o) { o->tables[0].rows = 0; }},
+      {"because hash_ids is set", [](MixCacheOptions* o) { o->tables[0].hash_ids = true; }},
+      {"initializer.scale is inf",
+       [](MixCacheOptions* o) { o->tables[0].initializer.scale = std::numeric_limits<float>::infinity(); }},
+      {"optimizer.kind is 9", [](MixCacheOptions* o) { o->tables[0].optimizer.kind = static_cast<OptimizerKind>(9); }},
+      {"optimizer.learning_rate is -1", [](MixCacheOptions* o) { o->tables[0].optimizer.learning_rate = -1.0f; }},
+      {"optimizer.beta1 is 1", [](MixCacheOptions* o) { o->tables[0].optimizer.beta1 = 1.0f; }},
+      {"optimizer.learning_rate_power is 0.5", [](MixCacheOptions* o) { o->tables[0].optimizer.learning_rate_power = 0.5f; }},
+      {"1 features but 0 feature_tables", [](MixCacheOptions* o) { o->features = {"f"}; }},
+      {"feature 'f' has table 1",
+       [](MixCacheOptions* o) {
+         o->features = {"f"};
+         o->feature_tables = {1};
+       }},
+  };
+  for (const BadOption& bad : cases) {
+    MixCacheOptions options = CacheOptions(4, {Table("item")});
+    options.name = "dim2";
+    bad.spoil(&options);
+    const auto cache = MakeMixCache(options, MakeCpuBackend(), MakeRamHostStore(4, 1));
+    EXPECT_EQ(cache.status().code(), StatusCode::kInvalidArgument) << bad.expected;
+    EXPECT_TRUE(Mentions(cache.status(), bad.expected)) << bad.expected << " / " << cache.status().message();
+    EXPECT_TRUE(Mentions(cache.status(), "mix_cache 'dim2'")) << cache.status().message();
+  }
+  const auto cache = MakeMixCache(CacheOptions(4, {Table("item")}), nullptr, MakeRamHostStore(4, 1));
+  EXPECT_EQ(cache.status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace hvd_ctr

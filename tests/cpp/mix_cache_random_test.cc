@@ -1,0 +1,256 @@
+// Promise: caching never changes the numbers. Random programs of all MixCache calls against ReferenceRows, bit for bit.
+#include <random>
+
+#include "tests/cpp/mix_cache_fixture.h"
+
+namespace hvd_ctr {
+namespace {
+
+struct Open {
+  int64_t ticket = 0;
+  ReceivedKeys received;
+};
+
+struct Case {
+  EvictionPolicyKind policy;
+  OptimizerKind optimizer;
+  int32_t world_size;
+  int threads;
+};
+
+class Program {
+ public:
+  Program(const Case& parameters, uint32_t seed)
+      : random_(seed),
+        options_(Options(parameters)),
+        runner_(parameters.threads),
+        cache_(MakeCache(options_)),
+        model_(options_) {}
+
+  void Run(int steps) {
+    for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
+      const uint32_t dice = Dice(100);
+      if (dice < 35) {
+        Prefetch();
+      } else if (dice < 60) {
+        LookupAndApply();
+      } else if (dice < 68) {
+        Release();
+      } else if (dice < 84) {
+        Read();
+      } else if (dice < 89) {
+        ASSERT_OK(cache_->Flush(&runner_));
+      } else if (dice < 93) {
+        CompareExport();
+      } else {
+        Import();
+      }
+      CheckCounters();
+    }
+    CompareExport();
+    EXPECT_GT(prefetched_, steps / 10);
+  }
+
+ private:
+  MixCacheOptions Options(const Case& parameters) {
+    std::vector<TableOptions> tables = {Table("user", parameters.optimizer, 0.1f), Table("item", OptimizerKind::kSgd, 0.3f),
+                                        Table("city", OptimizerKind::kAdagrad, 0.2f)};
+    tables[0].optimizer.row_step = true;
+    tables[1].initializer.kind = InitializerKind::kConstant;
+    tables[2].initializer.kind = InitializerKind::kNormal;
+    MixCacheOptions options = CacheOptions(3 + static_cast<int64_t>(Dice(14)), tables, 1 + static_cast<int32_t>(Dice(5)));
+    options.policy = parameters.policy;
+    options.world_size = parameters.world_size;
+    options.rank = parameters.world_size - 1;
+    options.seed = Dice(1000);
+    return options;
+  }
+
+  uint32_t Dice(uint32_t sides) { return static_cast<uint32_t>(random_() % sides); }
+
+  Key RandomKey() { return {static_cast<int64_t>(Dice(12)) << (Dice(2) * 50), static_cast<int32_t>(Dice(3))}; }
+
+  ReceivedKeys RandomBatch() {
+    std::vector<std::vector<Key>> ranks(static_cast<size_t>(options_.world_size));
+    for (std::vector<Key>& keys : ranks) {
+      const uint32_t count = Dice(9);
+      for (uint32_t i = 0; i < count; ++i) keys.push_back(RandomKey());
+      std::stable_sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.table < b.table; });
+    }
+    return Received(ranks);
+  }
+
+  std::set<std::pair<int32_t, int64_t>> OwnedKeys(const ReceivedKeys& received) const {
+    std::set<std::pair<int32_t, int64_t>> keys;
+    for (size_t i = 0; i < received.ids.size(); ++i) {
+      if (model_.Owned(received.tables[i], received.ids[i])) keys.insert({received.tables[i], received.ids[i]});
+    }
+    return keys;
+  }
+
+  std::set<std::pair<int32_t, int64_t>> PinnedKeys() const {
+    std::set<std::pair<int32_t, int64_t>> keys;
+    for (const Open& open : open_) {
+      const auto held = OwnedKeys(open.received);
+      keys.insert(held.begin(), held.end());
+    }
+    return keys;
+  }
+
+  // Fits exactly if the rows of all open batches and of this one fit together; a failure leaves no trace.
+  void Prefetch() {
+    Open open;
+    open.received = RandomBatch();
+    auto needed = PinnedKeys();
+    const auto mine = OwnedKeys(open.received);
+    needed.insert(mine.begin(), mine.end());
+    const bool fits = static_cast<int64_t>(needed.size()) <= options_.slots || mine.empty();
+    const Status status = cache_->Prefetch(open.received, &open.ticket, &runner_);
+    if (!fits) {
+      ASSERT_EQ(status.code(), StatusCode::kResourceExhausted);
+      return;
+    }
+    ASSERT_OK(status);
+    ++prefetched_;
+    unique_ += static_cast<int64_t>(mine.size());
+    requested_ += static_cast<int64_t>(open.received.ids.size());
+    for (size_t i = 0; i < open.received.ids.size(); ++i)
+      foreign_ += !model_.Owned(open.received.tables[i], open.received.ids[i]);
+    model_.Create(open.received);
+    std::vector<int32_t> splits;
+    ASSERT_OK(cache_->TicketSplits(open.ticket, &splits));
+    for (size_t w = 0; w < splits.size(); ++w) ASSERT_EQ(splits[w], open.received.peers[w].key_count);
+    open_.push_back(open);
+  }
+
+  Open TakeOpen() {
+    const size_t at = Dice(4) == 0 ? Dice(static_cast<uint32_t>(open_.size())) : 0;
+    Open open = open_[at];
+    open_.erase(open_.begin() + static_cast<int64_t>(at));
+    return open;
+  }
+
+  void LookupAndApply() {
+    if (open_.empty()) return;
+    const Open open = TakeOpen();
+    ASSERT_EQ(LookupRows(cache_.get(), open.ticket, open.received.ids.size()), model_.Read(open.received));
+    std::vector<float> gradients(open.received.ids.size() * static_cast<size_t>(options_.dim));
+    for (float& gradient : gradients) gradient = static_cast<float>(Dice(2001)) * 0.0013f - 1.3f;
+    const float scale = 0.25f * static_cast<float>(Dice(8));
+    ASSERT_OK(cache_->Apply(open.ticket, gradients.data(), scale, &runner_));
+    model_.Apply(open.received, gradients, scale);
+    ASSERT_EQ(cache_->Apply(open.ticket, gradients.data(), scale, &runner_).code(), StatusCode::kFailedPrecondition);
+  }
+
+  void Release() {
+    if (open_.empty()) return;
+    const Open open = TakeOpen();
+    ASSERT_OK(cache_->Release(open.ticket));
+    ASSERT_EQ(cache_->Release(open.ticket).code(), StatusCode::kFailedPrecondition);
+  }
+
+  void Read() {
+    const ReceivedKeys received = RandomBatch();
+    ASSERT_EQ(ReadRows(cache_.get(), received), model_.Read(received));
+  }
+
+  void CompareExport() {
+    for (int32_t table = 0; table < 3; ++table) ASSERT_EQ(ExportAll(cache_.get(), table, 1 + Dice(9)), model_.RowsOf(table));
+  }
+
+  void Import() {
+    const auto table = static_cast<int32_t>(Dice(3));
+    const auto state_floats = static_cast<size_t>(cache_->state_floats(table));
+    const auto pinned = PinnedKeys();
+    std::vector<int64_t> ids;
+    std::vector<float> rows;
+    std::vector<float> state;
+    bool refused = false;
+    int64_t expected_foreign = 0;
+    for (int64_t id = 0; id < 12; ++id) {
+      if (Dice(3) != 0) continue;
+      ids.push_back(id);
+      refused = refused || pinned.count({table, id}) > 0;
+      expected_foreign += !model_.Owned(table, id);
+      for (int32_t d = 0; d < options_.dim; ++d) rows.push_back(static_cast<float>(Dice(1000)));
+      for (size_t s = 0; s < state_floats; ++s) state.push_back(static_cast<float>(1 + Dice(50)));
+    }
+    const bool with_state = Dice(2) == 0;
+    int64_t foreign = -1;
+    const Status status = cache_->Import(table, ids, rows.data(), with_state ? state.data() : nullptr, &foreign, &runner_);
+    if (refused) {
+      ASSERT_EQ(status.code(), StatusCode::kFailedPrecondition);
+      return;
+    }
+    ASSERT_OK(status);
+    ASSERT_EQ(foreign, expected_foreign);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (!model_.Owned(table, ids[i])) continue;
+      std::vector<float> record(static_cast<size_t>(options_.dim) + state_floats);
+      const auto row = rows.begin() + static_cast<int64_t>(i) * options_.dim;
+      std::copy(row, row + options_.dim, record.begin());
+      if (with_state) {
+        std::copy_n(state.begin() + static_cast<int64_t>(i * state_floats), state_floats, record.begin() + options_.dim);
+      } else {
+        InitialState(options_.tables[static_cast<size_t>(table)].optimizer, options_.dim, record.data() + options_.dim);
+      }
+      model_.Set(table, ids[i], record);
+    }
+  }
+
+  void CheckCounters() {
+    const MixCacheStats stats = cache_->Stats();
+    MixCacheTableStats sum;
+    for (const MixCacheTableStats& table : stats.tables) {
+      ASSERT_EQ(table.unique, table.hits + table.misses);
+      ASSERT_EQ(table.cached_rows, table.misses - table.evictions);
+      ASSERT_LE(table.created, table.misses);
+      sum.unique += table.unique;
+      sum.requested += table.requested;
+      sum.cached_rows += table.cached_rows;
+    }
+    ASSERT_EQ(sum.unique, unique_);
+    ASSERT_EQ(sum.requested, requested_);
+    ASSERT_LE(sum.cached_rows, options_.slots);
+    ASSERT_EQ(stats.foreign_keys, foreign_);
+    ASSERT_EQ(stats.pinned_slots, static_cast<int64_t>(PinnedKeys().size()));
+    ASSERT_LE(stats.pinned_slots, stats.pinned_peak);
+    ASSERT_EQ(stats.steps, model_.step());
+  }
+
+  std::mt19937_64 random_;
+  const MixCacheOptions options_;
+  ThreadRunner runner_;
+  std::unique_ptr<MixCache> cache_;
+  ReferenceRows model_;
+  std::vector<Open> open_;
+  int64_t unique_ = 0;
+  int64_t requested_ = 0;
+  int64_t foreign_ = 0;
+  int prefetched_ = 0;
+};
+
+class MixCacheRandomTest : public testing::TestWithParam<Case> {};
+
+TEST_P(MixCacheRandomTest, EveryRowEqualsTheReferenceBitForBit) {
+  for (uint32_t seed = 0; seed < 25; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    Program(GetParam(), seed).Run(300);
+    if (HasFatalFailure()) return;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Programs, MixCacheRandomTest,
+                         testing::Values(Case{EvictionPolicyKind::kLru, OptimizerKind::kAdagrad, 1, 1},
+                                         Case{EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 1, 1},
+                                         Case{EvictionPolicyKind::kLru, OptimizerKind::kFtrl, 2, 1},
+                                         Case{EvictionPolicyKind::kLfu, OptimizerKind::kSgd, 3, 1},
+                                         Case{EvictionPolicyKind::kLru, OptimizerKind::kRowWiseAdagrad, 2, 3}),
+                         [](const auto& info) {
+                           return std::string(info.param.policy == EvictionPolicyKind::kLru ? "Lru" : "Lfu") + "Optimizer" +
+                                  std::to_string(static_cast<int>(info.param.optimizer)) + "Ranks" +
+                                  std::to_string(info.param.world_size);
+                         });
+
+}  // namespace
+}  // namespace hvd_ctr

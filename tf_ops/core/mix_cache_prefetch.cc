@@ -1,0 +1,192 @@
+// MixCache::Prefetch: merge requests, plan, wait for room, write back, load, pin. Everything that can fail comes before Commit,
+// so a failed Prefetch leaves no pins behind and loses no row.
+#include <algorithm>
+#include <chrono>
+
+#include "tf_ops/core/mix_cache_impl.h"
+
+namespace hvd_ctr {
+
+Status MixCacheImpl::Prefetch(const ReceivedKeys& received, int64_t* ticket, TaskRunner* runner) {
+  std::lock_guard<std::mutex> serial(prefetch_mutex_);
+  return Guard("the rows of a batch", [&]() { return PrefetchSerially(received, ticket, runner); });
+}
+
+Status MixCacheImpl::PrefetchSerially(const ReceivedKeys& received, int64_t* number, TaskRunner* runner) {
+  HVD_CTR_RETURN_IF_ERROR(CheckReceived(received));
+  std::unique_lock<std::mutex> order(order_mutex_);
+  HVD_CTR_RETURN_IF_ERROR(merge_.Run(received.ids, received.tables, &merged_));
+  HVD_CTR_RETURN_IF_ERROR(CheckCapacity());
+  HVD_CTR_RETURN_IF_ERROR(PlanOrWait(&order));
+  std::unique_ptr<Ticket> ticket = FillTicket(received);
+  HVD_CTR_RETURN_IF_ERROR(MovePlannedRows(runner));
+  *number = OpenTicket(std::move(ticket), received);
+  return Status::Ok();
+}
+
+Status MixCacheImpl::CheckCapacity() const {
+  const auto needed = static_cast<int64_t>(merged_.keys.size());
+  if (needed <= options_.slots) return Status::Ok();
+  const auto largest = std::max_element(merged_.unique.begin(), merged_.unique.end());
+  const std::string& table = options_.tables[static_cast<size_t>(largest - merged_.unique.begin())].name;
+  return MakeStatus(StatusCode::kResourceExhausted, Where(), ": this batch needs ", needed, " rows (most of them, ", *largest,
+                    ", from table '", table, "'), have ", options_.slots, " slots; raise embedding.cache.slots to at least ",
+                    needed, " or lower train.global_batch");
+}
+
+Status MixCacheImpl::PlanOrWait(std::unique_lock<std::mutex>* order) {
+  const auto wait = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(options_.prefetch_wait_seconds));
+  const auto deadline = std::chrono::steady_clock::now() + wait;
+  while (true) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      const PlanRequest request{merged_.keys, merged_.hashes, pins_, dirty_, pinned_slots_};
+      if (PlanBatch(directory_, policy_.get(), request, &plan_scratch_, &plan_)) return Status::Ok();
+      // Whoever holds the pins may want to read or flush before it ends its ticket: it must not wait for us meanwhile.
+      order->unlock();
+      const int64_t seen = releases_;
+      if (!released_.wait_until(lock, deadline, [this, seen] { return releases_ != seen; }))
+        return NoRoom(options_.prefetch_wait_seconds);
+    }
+    order->lock();
+  }
+}
+
+Status MixCacheImpl::NoRoom(double waited_seconds) const {
+  const auto needed = static_cast<int64_t>(merged_.keys.size());
+  int64_t pinned_too = 0;
+  for (const Slot slot : plan_.slots) pinned_too += slot != kNoSlot && pins_[static_cast<size_t>(slot)] > 0;
+  const int64_t together = needed + pinned_slots_ - pinned_too;
+  return MakeStatus(StatusCode::kResourceExhausted, Where(), ": this batch needs ", needed, " rows, and ", pinned_slots_, " of ",
+                    options_.slots, " slots are held by ", open_.size(), " batches in flight (", pinned_too,
+                    " of them are wanted by both); none was ended within ", waited_seconds,
+                    " s (prefetch_wait_seconds); raise embedding.cache.slots to at least ", together,
+                    ", prefetch fewer batches ahead, or lower train.global_batch");
+}
+
+std::unique_ptr<MixCacheImpl::Ticket> MixCacheImpl::FillTicket(const ReceivedKeys& received) {
+  std::unique_ptr<Ticket> ticket;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    open_.reserve(open_.size() + 1);
+    spare_.reserve(spare_.size() + open_.size() + 1);
+    if (!spare_.empty()) {
+      ticket = std::move(spare_.back());
+      spare_.pop_back();
+    }
+  }
+  if (ticket == nullptr) ticket = std::make_unique<Ticket>();
+  ticket->slots = plan_.slots;
+  ticket->tables.resize(merged_.keys.size());
+  std::transform(merged_.keys.begin(), merged_.keys.end(), ticket->tables.begin(), [](const Key& key) { return key.table; });
+  ticket->inverse.swap(merged_.inverse);
+  ticket->received_slots.resize(ticket->inverse.size());
+  std::transform(ticket->inverse.begin(), ticket->inverse.end(), ticket->received_slots.begin(),
+                 [&ticket](int32_t k) { return k < 0 ? kNoSlot : ticket->slots[static_cast<size_t>(k)]; });
+  ticket->splits.resize(received.peers.size());
+  std::transform(received.peers.begin(), received.peers.end(), ticket->splits.begin(),
+                 [](const PeerMessage& peer) { return static_cast<int32_t>(peer.key_count); });
+  return ticket;
+}
+
+Status MixCacheImpl::MovePlannedRows(TaskRunner* runner) {
+  move_keys_.clear();
+  move_slots_.clear();
+  for (const Eviction& eviction : plan_.evictions) {
+    if (!eviction.dirty) continue;
+    move_keys_.push_back(eviction.key);
+    move_slots_.push_back(eviction.slot);
+  }
+  HVD_CTR_RETURN_IF_ERROR(WriteBack(move_keys_, move_slots_, runner));
+  const auto loads = static_cast<int64_t>(plan_.loads.size());
+  found_.resize(static_cast<size_t>(loads));
+  bool overwritten = false;
+  for (int64_t begin = 0; begin < loads; begin += kMoveRows) {
+    const Status loaded = LoadChunk(begin, std::min(loads, begin + kMoveRows), &overwritten, runner);
+    if (loaded.ok()) continue;
+    if (overwritten) {
+      // The host has the evicted rows, but some of their slots hold other rows by now: only forgetting them keeps the cache true.
+      std::lock_guard<std::mutex> lock(mutex_);
+      CommitEvictions(plan_, &directory_, policy_.get());
+      CountEvictions();
+    }
+    return loaded;
+  }
+  return Status::Ok();
+}
+
+Status MixCacheImpl::LoadChunk(int64_t begin, int64_t end, bool* overwritten, TaskRunner* runner) {
+  move_keys_.clear();
+  move_slots_.clear();
+  for (int64_t m = begin; m < end; ++m) {
+    const auto k = static_cast<size_t>(plan_.loads[static_cast<size_t>(m)]);
+    move_keys_.push_back(merged_.keys[k]);
+    move_slots_.push_back(plan_.slots[k]);
+  }
+  float* records = Staging(end - begin);
+  uint8_t* found = found_.data() + begin;
+  HVD_CTR_RETURN_IF_ERROR(store_->Load(move_keys_, records, found, runner));
+  runner->ParallelFor(end - begin, kRowGrain, [this, found, records](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      if (!found[i]) InitialRecord(move_keys_[static_cast<size_t>(i)], records + i * record_floats_);
+    }
+  });
+  *overwritten = true;
+  return backend_->StoreRecords(move_slots_, records, runner);
+}
+
+void MixCacheImpl::CountEvictions() {
+  for (const Eviction& eviction : plan_.evictions) {
+    MixCacheTableStats& table = stats_.tables[static_cast<size_t>(eviction.key.table)];
+    ++table.evictions;
+    --table.cached_rows;
+    dirty_[static_cast<size_t>(eviction.slot)] = 0;
+  }
+}
+
+int64_t MixCacheImpl::OpenTicket(std::unique_ptr<Ticket> ticket, const ReceivedKeys& received) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CommitPlan(plan_, merged_.keys, merged_.hashes, &directory_, policy_.get());
+  CountEvictions();
+  CountBatch(received);
+  for (const Slot slot : ticket->slots) pinned_slots_ += pins_[static_cast<size_t>(slot)]++ == 0;
+  stats_.pinned_peak = std::max(stats_.pinned_peak, pinned_slots_);
+  scratch_bytes_ = ScratchBytes();
+  ticket->number = next_ticket_++;
+  open_.push_back(std::move(ticket));
+  return open_.back()->number;
+}
+
+void MixCacheImpl::CountBatch(const ReceivedKeys& received) {
+  for (size_t t = 0; t < stats_.tables.size(); ++t) {
+    MixCacheTableStats& table = stats_.tables[t];
+    table.requested += merged_.requested[t];
+    table.unique += merged_.unique[t];
+    table.hits += merged_.unique[t];  // Less the misses, below.
+    for (const PeerMessage& peer : received.peers) {
+      if (t < peer.info.invalid_counts.size()) table.invalid_ids += peer.info.invalid_counts[t];
+    }
+  }
+  for (size_t m = 0; m < plan_.loads.size(); ++m) {
+    const auto k = static_cast<size_t>(plan_.loads[m]);
+    MixCacheTableStats& table = stats_.tables[static_cast<size_t>(merged_.keys[k].table)];
+    --table.hits;
+    ++table.misses;
+    ++table.cached_rows;
+    table.created += found_[m] == 0;
+    // A new row exists nowhere else: it must reach the host even if it is never updated.
+    dirty_[static_cast<size_t>(plan_.slots[k])] = found_[m] == 0;
+  }
+  stats_.foreign_keys += merged_.foreign;
+}
+
+int64_t MixCacheImpl::ScratchBytes() const {
+  const auto bytes = [](const auto& vector) { return static_cast<int64_t>(vector.capacity() * sizeof(vector[0])); };
+  return bytes(merged_.keys) + bytes(merged_.hashes) + bytes(merged_.inverse) + bytes(plan_.slots) + bytes(plan_.loads) +
+         bytes(plan_.evictions) + bytes(plan_scratch_.marks) + bytes(plan_scratch_.victims) + merge_.allocated_bytes() +
+         bytes(other_keys_.keys) + bytes(other_keys_.hashes) + bytes(other_keys_.inverse) + bytes(other_slots_) +
+         bytes(sources_) + bytes(move_keys_) + bytes(move_slots_) + bytes(found_) + bytes(staging_);
+}
+
+}  // namespace hvd_ctr
