@@ -1,0 +1,131 @@
+"""Expand and pool: values and gradients against a composition of stock ops, gradients against finite differences."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_ctr.ops import pooling_ops
+
+
+def reference(rows, virtual_ids, splits, weights, combiner):
+    """Slow composition of stock ops, differentiable."""
+    flat = tf.reshape(virtual_ids, [-1])
+    kept = tf.cast(flat >= 0, tf.float32)
+    scale = kept if weights is None else kept * weights
+    expanded = tf.gather(rows, tf.maximum(flat, 0)) * scale[:, None]
+    bags = tf.constant(np.repeat(np.arange(len(splits) - 1), np.diff(splits)), tf.int32)
+    total = tf.math.unsorted_segment_sum(expanded, bags, len(splits) - 1)
+    if combiner == "sum":
+        return total
+    divisor = tf.math.unsorted_segment_sum(scale if combiner == "mean" else scale**2, bags, len(splits) - 1)
+    if combiner == "sqrtn":
+        divisor = tf.sqrt(tf.where(divisor > 0, divisor, 1.0)) * tf.cast(divisor > 0, tf.float32)
+    return tf.math.divide_no_nan(total, divisor[:, None])
+
+
+@st.composite
+def bags(draw):
+    unique = draw(st.integers(1, 6))
+    sizes = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    splits = np.cumsum([0, *sizes])
+    virtual_ids = draw(st.lists(st.integers(-1, unique - 1), min_size=int(splits[-1]), max_size=int(splits[-1])))
+    dim = draw(st.sampled_from([1, 3, 16]))
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rows = generator.integers(-8, 8, (unique, dim)).astype(np.float32)
+    weights = generator.integers(1, 5, int(splits[-1])).astype(np.float32) if draw(st.booleans()) else None
+    return rows, np.array(virtual_ids, np.int32), splits, weights
+
+
+@settings(max_examples=60, deadline=None)
+@given(bags(), st.sampled_from(pooling_ops.COMBINERS))
+def test_values_and_gradients_equal_the_composition(case, combiner):
+    rows, virtual_ids, splits, weights = case
+    rows = tf.constant(rows)
+    weights = None if weights is None else tf.constant(weights)
+    sources = [rows] if weights is None else [rows, weights]
+    upstream = tf.constant(
+        np.arange((len(splits) - 1) * rows.shape[1]).reshape(len(splits) - 1, -1) % 7 - 3, tf.float32
+    )
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(sources)
+        pooled = pooling_ops.pool_rows(rows, virtual_ids, splits, weights, combiner)
+        wanted = reference(rows, virtual_ids, splits, weights, combiner)
+        loss, wanted_loss = tf.reduce_sum(pooled * upstream), tf.reduce_sum(wanted * upstream)
+    np.testing.assert_allclose(pooled, wanted, rtol=2e-6, atol=1e-6)
+    for got, expected in zip(tape.gradient(loss, sources), tape.gradient(wanted_loss, sources), strict=True):
+        np.testing.assert_allclose(got, tf.convert_to_tensor(expected), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("combiner", pooling_ops.COMBINERS)
+def test_gradients_against_finite_differences(combiner):
+    rows = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)
+    weights = np.array([0.5, 2.0, 1.5, 1.0, 3.0], np.float32)
+    virtual_ids, splits = np.array([0, 2, 0, -1, 3], np.int32), np.array([0, 3, 3, 4, 5], np.int64)
+
+    def pool(rows, weights):
+        return pooling_ops.pool_rows(rows, virtual_ids, splits, weights, combiner)
+
+    analytic, numeric = tf.test.compute_gradient(pool, [rows, weights], delta=2.0**-7)
+    for got, expected in zip(analytic, numeric, strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-3)
+
+
+def test_every_id_a_bag_is_gather():
+    """The fast path: virtual ids of any shape, dropped ones give zeros."""
+    rows = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    ids = tf.constant([[1, -1], [0, 1]])
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        pooled = pooling_ops.pool_rows(rows, ids)
+        loss = tf.reduce_sum(pooled * [[1.0], [10.0], [100.0], [1000.0]])
+    np.testing.assert_array_equal(pooled, [[3, 4], [0, 0], [1, 2], [3, 4]])
+    np.testing.assert_array_equal(tape.gradient(loss, rows), [[100, 100], [1001, 1001]])
+
+
+def test_empty_batch_and_no_rows():
+    rows = tf.zeros((0, 4))
+    assert pooling_ops.pool_rows(rows, tf.zeros((0,), tf.int32)).shape == (0, 4)
+    pooled = pooling_ops.pool_rows(rows, tf.constant([-1, -1]), tf.constant([0, 2, 2], tf.int64), combiner="mean")
+    np.testing.assert_array_equal(pooled, np.zeros((2, 4)))
+
+
+def test_static_shapes_in_a_graph():
+    shapes = []
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 8)), tf.TensorSpec((None, 3), tf.int32)])
+    def trace(rows, virtual_ids):
+        shapes.append(pooling_ops.pool_rows(rows, virtual_ids).shape.as_list())
+        shapes.append(pooling_ops.pool_rows(rows, virtual_ids, tf.constant([0, 1, 6], tf.int64)).shape.as_list())
+        pooled = pooling_ops.pool_rows(rows, virtual_ids)
+        return tf.gradients(pooled, rows)[0]
+
+    gradient = trace(tf.ones((2, 8)), tf.constant([[0, 0, 1], [-1, 0, 0]]))
+    np.testing.assert_array_equal(gradient[:, 0], [4, 1])
+    assert shapes == [[None, 8], [2, 8]]
+
+
+@pytest.mark.parametrize(
+    ("virtual_ids", "splits", "weights", "message"),
+    [
+        ([0, 2], [0, 2], None, "virtual id 2"),
+        ([0, -2], [0, 2], None, "virtual id -2"),
+        ([0, 1], [0, 1], None, "bag splits run from 0 to 1"),
+        ([0, 1], [0, 3, 2], None, "decrease"),
+        ([0, 1], [0, 2], [1.0], "weights has 1 entries"),
+    ],
+)
+def test_bad_bags_are_refused(virtual_ids, splits, weights, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        pooling_ops.pool_rows(
+            tf.zeros((2, 3)),
+            tf.constant(virtual_ids),
+            tf.constant(splits, tf.int64),
+            None if weights is None else tf.constant(weights),
+        )
+
+
+def test_unknown_combiner_is_refused():
+    with pytest.raises(ValueError, match=r"'max'.*sum, mean, sqrtn"):
+        pooling_ops.pool_rows(tf.zeros((1, 1)), tf.constant([0]), combiner="max")

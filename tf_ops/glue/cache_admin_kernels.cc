@@ -1,0 +1,255 @@
+// Kernels around a MixCache's batches: creation, flush, export and import, step, statistics.
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_handle.h"
+#include "tf_ops/core/host_store.h"
+#include "tf_ops/core/row_math.h"
+#include "tf_ops/cpu/cpu_backend.h"
+#include "tf_ops/glue/cache_stats_layout.h"
+#include "tf_ops/glue/mix_cache_resource.h"
+#include "tf_ops/glue/tf_convert.h"
+
+namespace hvd_ctr {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using MixCachePtr = tensorflow::core::RefCountPtr<MixCacheResource>;
+
+/// Reads a list attribute of T entries, one per table, and hands each to `set(table, value)`.
+template <typename Value, typename Set>
+absl::Status ReadTableAttr(OpKernelConstruction* c, const char* attr, std::vector<TableOptions>* tables, const Set& set) {
+  std::vector<Value> values;
+  TF_RETURN_IF_ERROR(c->GetAttr(attr, &values));
+  if (values.size() != tables->size()) {
+    return absl::InvalidArgumentError(
+        internal::StrCat("HvdCtrMixCache: ", attr, " has ", values.size(), " entries, table_names has ", tables->size()));
+  }
+  for (size_t t = 0; t < values.size(); ++t) set(&(*tables)[t], values[t]);
+  return absl::OkStatus();
+}
+
+absl::Status ReadTables(OpKernelConstruction* c, std::vector<TableOptions>* tables) {
+  std::vector<std::string> names;
+  TF_RETURN_IF_ERROR(c->GetAttr("table_names", &names));
+  tables->resize(names.size());
+  for (size_t t = 0; t < names.size(); ++t) (*tables)[t].name = names[t];
+  const auto floats = [&](const char* attr, float RowOptimizerOptions::* field) {
+    return ReadTableAttr<float>(c, attr, tables, [field](TableOptions* t, float v) { t->optimizer.*field = v; });
+  };
+  TF_RETURN_IF_ERROR(ReadTableAttr<int64_t>(c, "table_rows", tables, [](TableOptions* t, int64_t v) { t->rows = v; }));
+  TF_RETURN_IF_ERROR(ReadTableAttr<bool>(c, "table_hash_ids", tables, [](TableOptions* t, bool v) { t->hash_ids = v; }));
+  TF_RETURN_IF_ERROR(ReadTableAttr<int32_t>(
+      c, "table_invalid_ids", tables, [](TableOptions* t, int32_t v) { t->invalid_ids = static_cast<InvalidIdPolicy>(v); }));
+  TF_RETURN_IF_ERROR(ReadTableAttr<int32_t>(
+      c, "optimizer_kinds", tables, [](TableOptions* t, int32_t v) { t->optimizer.kind = static_cast<OptimizerKind>(v); }));
+  TF_RETURN_IF_ERROR(floats("learning_rates", &RowOptimizerOptions::learning_rate));
+  TF_RETURN_IF_ERROR(floats("initial_accumulators", &RowOptimizerOptions::initial_accumulator));
+  TF_RETURN_IF_ERROR(floats("epsilons", &RowOptimizerOptions::epsilon));
+  TF_RETURN_IF_ERROR(floats("beta1s", &RowOptimizerOptions::beta1));
+  TF_RETURN_IF_ERROR(floats("beta2s", &RowOptimizerOptions::beta2));
+  TF_RETURN_IF_ERROR(ReadTableAttr<bool>(c, "row_steps", tables, [](TableOptions* t, bool v) { t->optimizer.row_step = v; }));
+  TF_RETURN_IF_ERROR(floats("l1s", &RowOptimizerOptions::l1));
+  TF_RETURN_IF_ERROR(floats("l2s", &RowOptimizerOptions::l2));
+  TF_RETURN_IF_ERROR(floats("learning_rate_powers", &RowOptimizerOptions::learning_rate_power));
+  TF_RETURN_IF_ERROR(ReadTableAttr<int32_t>(
+      c, "initializer_kinds", tables, [](TableOptions* t, int32_t v) { t->initializer.kind = static_cast<InitializerKind>(v); }));
+  return ReadTableAttr<float>(c, "initializer_scales", tables, [](TableOptions* t, float v) { t->initializer.scale = v; });
+}
+
+absl::Status ReadOptions(OpKernelConstruction* c, MixCacheOptions* options) {
+  int32_t policy = 0;
+  int64_t seed = 0;
+  float wait_seconds = 0.0f;
+  TF_RETURN_IF_ERROR(c->GetAttr("cache_name", &options->name));
+  TF_RETURN_IF_ERROR(c->GetAttr("dim", &options->dim));
+  TF_RETURN_IF_ERROR(c->GetAttr("slots", &options->slots));
+  TF_RETURN_IF_ERROR(c->GetAttr("policy", &policy));
+  TF_RETURN_IF_ERROR(c->GetAttr("rank", &options->rank));
+  TF_RETURN_IF_ERROR(c->GetAttr("world_size", &options->world_size));
+  TF_RETURN_IF_ERROR(c->GetAttr("seed", &seed));
+  TF_RETURN_IF_ERROR(c->GetAttr("features", &options->features));
+  TF_RETURN_IF_ERROR(c->GetAttr("feature_tables", &options->feature_tables));
+  TF_RETURN_IF_ERROR(c->GetAttr("prefetch_wait_seconds", &wait_seconds));
+  options->policy = static_cast<EvictionPolicyKind>(policy);
+  options->seed = static_cast<uint64_t>(seed);
+  options->prefetch_wait_seconds = wait_seconds;
+  return ReadTables(c, &options->tables);
+}
+
+/// A record holds a row and the largest optimizer state among the tables (device and host tiers alike).
+int32_t RecordFloats(const MixCacheOptions& options) {
+  int32_t state = 0;
+  for (const TableOptions& table : options.tables) state = std::max(state, StateFloats(table.optimizer, options.dim));
+  return options.dim + state;
+}
+
+class MixCacheOp final : public OpKernel {
+ public:
+  explicit MixCacheOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, ReadOptions(c, &options_)); }
+
+  void Compute(OpKernelContext* ctx) override {
+    std::unique_ptr<HostStore> store = MakeRamHostStore(RecordFloats(options_), static_cast<int32_t>(options_.tables.size()));
+    Result<std::unique_ptr<MixCache>> cache = MakeMixCache(options_, MakeCpuBackend(), std::move(store));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(cache.status()));
+    Tensor* handle = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
+    handle->scalar<tensorflow::ResourceHandle>()() =
+        tensorflow::ResourceHandle::MakeRefCountingHandle(new MixCacheResource(std::move(cache.value())), ctx->device()->name());
+  }
+
+ private:
+  MixCacheOptions options_;
+};
+
+class FlushOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    WorkerRunner runner(ctx);
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->Flush(&runner)));
+  }
+};
+
+/// Table index from input `index`, checked.
+Status TableInput(OpKernelContext* ctx, const MixCacheOptions& options, int32_t* table) {
+  const int64_t value = ctx->input(1).scalar<int64_t>()();
+  const int64_t tables = static_cast<int64_t>(options.tables.size());
+  if (value < 0 || value >= tables) {
+    return MakeStatus(StatusCode::kInvalidArgument, "MixCache '", options.name, "': table ", value, " does not exist, there are ",
+                      tables);
+  }
+  *table = static_cast<int32_t>(value);
+  return Status::Ok();
+}
+
+class ExportOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    int32_t table = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+    int64_t cursor = ctx->input(2).scalar<int64_t>()();
+    const int64_t max_rows = ctx->input(3).scalar<int64_t>()();
+    OP_REQUIRES(ctx, max_rows > 0,
+                absl::InvalidArgumentError(internal::StrCat("HvdCtrExport: max_rows must be > 0, received ", max_rows)));
+    ExportChunk chunk;
+    WorkerRunner runner(ctx);
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->Export(table, &cursor, max_rows, &chunk, &runner)));
+    OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 0, chunk.ids));
+    OP_REQUIRES_OK(ctx, SetMatrix(ctx, 1, chunk.ids.size(), resource->options().dim, chunk.rows));
+    OP_REQUIRES_OK(ctx, SetMatrix(ctx, 2, chunk.ids.size(), resource->cache()->state_floats(table), chunk.state));
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 3, cursor));
+  }
+
+ private:
+  static absl::Status SetMatrix(OpKernelContext* ctx, int index, int64_t rows, int64_t columns,
+                                const std::vector<float>& values) {
+    Tensor* output = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(index, TensorShape({rows, columns}), &output));
+    std::copy(values.begin(), values.end(), MutableSpan<float>(output).begin());
+    return absl::OkStatus();
+  }
+};
+
+class ImportOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    int32_t table = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+    const Tensor& ids = ctx->input(2);
+    const Tensor& rows = ctx->input(3);
+    const Tensor& state = ctx->input(4);
+    const int64_t n = ids.NumElements();
+    OP_REQUIRES_OK(ctx, ToTensorFlow(CheckShape("rows", rows, n, resource->options().dim)));
+    const bool has_state = state.dim_size(0) != 0 || state.dim_size(1) != 0;
+    if (has_state) OP_REQUIRES_OK(ctx, ToTensorFlow(CheckShape("state", state, n, resource->cache()->state_floats(table))));
+    int64_t foreign = 0;
+    WorkerRunner runner(ctx);
+    OP_REQUIRES_OK(
+        ctx, ToTensorFlow(resource->cache()->Import(table, ConstSpan<int64_t>(ids), ConstSpan<float>(rows).data(),
+                                                    has_state ? ConstSpan<float>(state).data() : nullptr, &foreign, &runner)));
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, foreign));
+  }
+
+ private:
+  static Status CheckShape(const char* name, const Tensor& tensor, int64_t rows, int64_t columns) {
+    if (tensor.shape() == TensorShape({rows, columns})) return Status::Ok();
+    return MakeStatus(StatusCode::kInvalidArgument, "HvdCtrImport: ", name, " has shape ", tensor.shape().DebugString(),
+                      ", expected [", rows, ",", columns, "]");
+  }
+};
+
+class StepOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, resource->cache()->step()));
+  }
+};
+
+class SetStepOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->SetStep(ctx->input(1).scalar<int64_t>()())));
+  }
+};
+
+class StatsOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    const MixCacheStats stats = resource->cache()->Stats();
+    Tensor* tables = nullptr;
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({static_cast<int64_t>(stats.tables.size()), kTableStats}), &tables));
+    int64_t* out = MutableSpan<int64_t>(tables).data();
+    for (const MixCacheTableStats& t : stats.tables) {
+      for (const int64_t value : {t.requested, t.unique, t.hits, t.misses, t.created, t.evictions, t.write_backs, t.invalid_ids,
+                                  t.host_rows, t.cached_rows}) {
+        *out++ = value;
+      }
+    }
+    const std::vector<int64_t> totals = {stats.steps,       stats.foreign_keys, stats.pinned_slots,
+                                         stats.pinned_peak, stats.device_bytes, stats.host_bytes};
+    OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 1, totals));
+  }
+};
+
+REGISTER_KERNEL_BUILDER(Name("HvdCtrMixCache").Device(tensorflow::DEVICE_CPU), MixCacheOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrFlush").Device(tensorflow::DEVICE_CPU), FlushOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrExport").Device(tensorflow::DEVICE_CPU), ExportOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrImport").Device(tensorflow::DEVICE_CPU), ImportOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrStep").Device(tensorflow::DEVICE_CPU), StepOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrSetStep").Device(tensorflow::DEVICE_CPU), SetStepOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrStats").Device(tensorflow::DEVICE_CPU), StatsOp);
+
+}  // namespace
+}  // namespace hvd_ctr

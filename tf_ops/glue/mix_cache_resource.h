@@ -1,0 +1,70 @@
+// MixCacheResource: a MixCache as a TensorFlow resource, held by an anonymous ref-counted handle: it lives as long as a copy of
+// the handle does (an eager tensor in Python, a capture of a tf.function, an op that is running).
+//
+// It also remembers prefetches that failed on this rank only. Their tickets are negative; Lookup answers them with the error as
+// rows, so that the other ranks, which are already on their way into the row exchange, fail with the same message instead of
+// waiting.
+#ifndef HVD_CTR_GLUE_MIX_CACHE_RESOURCE_H_
+#define HVD_CTR_GLUE_MIX_CACHE_RESOURCE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/platform/refcount.h"
+#include "tf_ops/core/mix_cache.h"
+
+namespace hvd_ctr {
+
+/// Why a prefetch failed, and how many rows each peer asked for in it (W).
+struct FailedPrefetch {
+  Status status;
+  std::vector<int32_t> asked;
+};
+
+class MixCacheResource final : public tensorflow::ResourceBase {
+ public:
+  explicit MixCacheResource(std::unique_ptr<MixCache> cache) : cache_(std::move(cache)) {}
+
+  MixCache* cache() { return cache_.get(); }
+  const MixCacheOptions& options() const { return cache_->options(); }
+
+  /// MixCache::Prefetch; a failure becomes a negative ticket.
+  int64_t Prefetch(const ReceivedKeys& received, TaskRunner* runner);
+  Status Apply(int64_t ticket, const float* gradients, float learning_rate_scale, TaskRunner* runner);
+  Status Release(int64_t ticket);
+  /// True and *failure for the ticket of a failed prefetch that was not released yet.
+  bool FindFailure(int64_t ticket, FailedPrefetch* failure) const;
+  /// False only while no ticket is open: then no prefetch has to wait for another batch's pins.
+  bool PrefetchMayWait() const { return open_tickets_.load() > 0; }
+
+  std::string DebugString() const override;
+  int64_t MemoryUsed() const override;
+
+ private:
+  /// Removes the ticket of a failed prefetch; false if there is none.
+  bool ForgetFailure(int64_t ticket, FailedPrefetch* failure);
+
+  const std::unique_ptr<MixCache> cache_;
+  std::atomic<int64_t> open_tickets_{0};
+  mutable std::mutex mutex_;
+  int64_t next_failed_ticket_ = -1;
+  std::unordered_map<int64_t, FailedPrefetch> failures_;
+};
+
+/// The resource behind input `handle` (0), with a reference of its own.
+absl::Status LookupMixCache(tensorflow::OpKernelContext* ctx, tensorflow::core::RefCountPtr<MixCacheResource>* resource);
+
+/// Keys that each peer asked for (W).
+std::vector<int32_t> AskedRows(const ReceivedKeys& received);
+
+}  // namespace hvd_ctr
+
+#endif  // HVD_CTR_GLUE_MIX_CACHE_RESOURCE_H_
