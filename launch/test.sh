@@ -1,0 +1,117 @@
+#!/usr/bin/env bash
+# test.sh [stage...]: sets up what is missing and runs all tests, or the given stages. All stages run even when one fails.
+#
+#   ./launch/test.sh                        everything
+#   ./launch/test.sh cpp unit               two stages
+#
+#   format      clang-format on tf_ops and tests/cpp            ruff       lint and format of the Python files
+#   mypy        types of hvd_ctr                                cpp        GoogleTest with AddressSanitizer and UBSan
+#   tsan        GoogleTest with ThreadSanitizer                 unit       pytest tests/unit
+#   launch      pytest tests/launch (scripts, several ranks)    parallel   pytest tests/parallel on 1, 2 and 4 ranks
+#
+#   TSAN=1                       adds the tsan stage to a full run
+#   HVD_CTR_TEST_RANKS="1 2 4"   the sizes of the parallel stage
+#   HVD_CTR_NO_SYSTEM_GTEST=1    takes GoogleTest from Debian's package, as on a machine that has none
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+cd "$root"
+
+all_stages=(format ruff mypy cpp unit launch parallel)
+if [[ ${TSAN:-0} == 1 ]]; then all_stages=(format ruff mypy cpp tsan unit launch parallel); fi
+stages=("$@")
+if (($# == 0)); then stages=("${all_stages[@]}"); fi
+for stage in "${stages[@]}"; do
+  [[ " format ruff mypy cpp tsan unit launch parallel " == *" $stage "* ]] ||
+    fail "there is no stage '$stage'" "choose from: format ruff mypy cpp tsan unit launch parallel"
+done
+
+# --- The stages
+
+# The files that git has or would take: build folders stay out. Outside a git checkout, all files.
+cpp_files() {
+  if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git ls-files --cached --others --exclude-standard -- 'tf_ops/*.h' 'tf_ops/*.cc' 'tf_ops/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cc'
+  else
+    find tf_ops tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu'
+  fi | sort -u | while IFS= read -r file; do [[ ! -f $file ]] || echo "$file"; done
+}
+
+stage_format() {
+  local files
+  mapfile -t files < <(cpp_files)
+  clang-format --dry-run -Werror "${files[@]}" || { echo "repair with: clang-format -i FILE"; return 1; }
+  echo "${#files[@]} files keep the style"
+}
+
+stage_ruff() {
+  ruff check . || return 1
+  ruff format --check . || { echo "repair with: ruff format ."; return 1; }
+}
+
+stage_mypy() { mypy; }
+
+# GoogleTest in build/NAME with the given sanitizer.
+run_cpp() {
+  local folder=$root/build/$1 generator=()
+  if [[ ! -f $folder/CMakeCache.txt ]]; then generator=(-G Ninja); fi
+  cmake -S tf_ops -B "$folder" "${generator[@]}" -DHVD_CTR_TESTS=ON -DHVD_CTR_SANITIZE="$2" >"$log_folder/$1.log" || {
+    tail -n 30 "$log_folder/$1.log"
+    return 1
+  }
+  grep -E 'GoogleTest|C\+\+ tests' "$log_folder/$1.log" || true
+  if grep -q 'C++ tests are left out' "$log_folder/$1.log"; then return 77; fi
+  # Ninja's progress goes to the log; a compiler error is shown.
+  cmake --build "$folder" --parallel "${HVD_CTR_JOBS:-$(nproc)}" >>"$log_folder/$1.log" 2>&1 || {
+    grep -v '^\[' "$log_folder/$1.log" | tail -n 60
+    return 1
+  }
+  ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --no-tests=error
+}
+
+stage_cpp() { run_cpp asan address; }
+stage_tsan() { run_cpp tsan thread; }
+stage_unit() { python -m pytest tests/unit; }
+stage_launch() { python -m pytest tests/launch; }
+
+stage_parallel() {
+  local ranks failed=0
+  for ranks in ${HVD_CTR_TEST_RANKS:-1 2 4}; do
+    echo "--- on $ranks rank(s)"
+    "$root/launch/run_parallel_tests.sh" "$ranks" || failed=1
+  done
+  return "$failed"
+}
+
+# --- Main
+
+started=$(date +%s%N)
+"$root/launch/setup.sh"
+. "$root/launch/env.sh"
+mkdir -p "$log_folder"
+# What a run of the tests must not take over from the shell that starts it.
+unset HVD_CTR_LIBRARY
+
+summary=()
+failures=0
+for stage in "${stages[@]}"; do
+  echo
+  echo "=== $stage"
+  stage_started=$(date +%s%N)
+  status=0
+  "stage_$stage" || status=$?
+  case $status in
+    0) verdict=passed ;;
+    77) verdict="left out" ;;
+    *)
+      verdict=FAILED
+      failures=$((failures + 1))
+      ;;
+  esac
+  summary+=("$(printf '%-10s %-8s %8s s' "$stage" "$verdict" "$(seconds_since "$stage_started")")")
+done
+
+echo
+echo "=== summary"
+printf '%s\n' "${summary[@]}"
+printf '%-10s %-8s %8s s\n' total "$( ((failures)) && echo FAILED || echo passed)" "$(seconds_since "$started")"
+exit $((failures > 0))
