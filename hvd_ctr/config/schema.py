@@ -1,0 +1,467 @@
+"""The models of a run's configuration: every key with unit, default and meaning. Frozen; unknown keys are refused.
+
+Symbols: B local batch, F sparse features, D embedding dim, W ranks, S cache slots per rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+CRITEO_DENSE_NAMES: tuple[str, ...] = tuple(f"I{i}" for i in range(1, 14))
+CRITEO_SPARSE_NAMES: tuple[str, ...] = tuple(f"C{i}" for i in range(1, 27))
+
+#: Id of an empty hexadecimal category, just above the range of 8-digit values (kCriteoMissingId in criteo_parser.h).
+HEX_MISSING_ID = 1 << 32
+#: Id of a null in an integer or string column unless the column names its own.
+DEFAULT_MISSING_ID = (1 << 63) - 1
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names key, file, received and allowed value."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class SparseOptimizerConfig(_Frozen):
+    """Row optimizer of a table. Lazy: rows that are not in a batch do not move."""
+
+    kind: Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"] = Field(
+        default="adagrad", description="Update rule of the rows."
+    )
+    learning_rate: float = Field(
+        default=0.01, gt=0, description="Step size, multiplied by the schedule's scale if one is used."
+    )
+    initial_accumulator: float = Field(
+        default=0.1, ge=0, description="First value of the squared-gradient sum (adagrad, rowwise_adagrad, ftrl)."
+    )
+    epsilon: float = Field(
+        default=1e-7, ge=0, description="Added to the root of the second moment (adagrad, rowwise_adagrad, adam)."
+    )
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment (adam).")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment (adam).")
+    bias_correction: Literal["global", "row"] = Field(
+        default="global", description="Step count of adam's bias correction: steps of the run, or updates of the row."
+    )
+    l1: float = Field(default=0.0, ge=0, description="L1 strength (ftrl).")
+    l2: float = Field(default=0.0, ge=0, description="L2 strength (ftrl).")
+    learning_rate_power: float = Field(
+        default=-0.5, le=0, description="Power of the accumulator in the step size (ftrl)."
+    )
+
+
+Initializer = Literal["constant", "uniform", "normal"]
+InvalidIds = Literal["error", "skip"]
+
+
+class TableConfig(_Frozen):
+    """One embedding table. `TableConfig("item", dim=8)` is the short form."""
+
+    name: str = Field(min_length=1, description="Unique name; part of the seed of the initial values.")
+    dim: int = Field(default=16, ge=1, description="Embedding dim D, in floats.")
+    rows: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of rows; legal ids are 0 .. rows-1. null: any id >= 0, rows grow on first use.",
+    )
+    hash_ids: bool = Field(default=False, description="Map every id to 0 .. rows-1 by hash; needs rows.")
+    invalid_ids: InvalidIds = Field(
+        default="error",
+        description="Negative ids and ids beyond rows: stop all ranks, or leave them out and count them.",
+    )
+    optimizer: SparseOptimizerConfig = Field(default_factory=SparseOptimizerConfig, description="Row optimizer.")
+    initializer: Initializer = Field(default="uniform", description="Distribution of a row's first value.")
+    init_scale: float = Field(
+        default=0.05, ge=0, description="Value (constant), half width (uniform) or standard deviation (normal)."
+    )
+
+    def __init__(self, name: str | None = None, /, **fields: Any) -> None:
+        super().__init__(**(fields if name is None else {"name": name, **fields}))
+
+    @model_validator(mode="after")
+    def _hash_needs_rows(self) -> TableConfig:
+        if self.hash_ids and self.rows is None:
+            raise ValueError(
+                f"table {self.name!r}: hash_ids is true but rows is not set; set rows to the number of buckets"
+            )
+        return self
+
+
+class FeatureConfig(_Frozen):
+    """One sparse input and the table it looks up. `FeatureConfig("item", table=item)` is the short form."""
+
+    name: str = Field(min_length=1, description="Unique name of the input.")
+    table: TableConfig = Field(description="Table of this feature; features may share one.")
+    combiner: Literal["sum", "mean", "sqrtn"] | None = Field(
+        default="sum",
+        description="How the rows of one sample are pooled to (D); null: no pooling, the rows come back as a sequence.",
+    )
+    length: int | None = Field(default=1, ge=1, description="Ids per sample; null: ragged or sparse input.")
+    padding_id: int | None = Field(
+        default=None, description="This id takes no part: no row, no gradient, not counted by mean."
+    )
+    weights: str | None = Field(
+        default=None, description="Name of the input that holds one weight per id; null: all 1."
+    )
+
+    def __init__(self, name: str | None = None, /, **fields: Any) -> None:
+        super().__init__(**(fields if name is None else {"name": name, **fields}))
+
+
+class CacheConfig(_Frozen):
+    """Device cache of the rows a rank owns. Its size changes speed, never results."""
+
+    slots: int = Field(default=65536, ge=1, description="Rows cached per rank, for each group of tables with one dim.")
+    policy: Literal["lru", "lfu"] = Field(
+        default="lru", description="Which unpinned row makes room: least recently or least frequently used."
+    )
+    prefetch_wait_seconds: float = Field(
+        default=120.0, gt=0, description="Longest wait of a prefetch for slots pinned by batches in flight, in seconds."
+    )
+
+
+class DenseColumnConfig(_Frozen):
+    """A numeric Parquet column."""
+
+    name: str = Field(min_length=1, description="Column name in the files.")
+    default: float | None = Field(
+        default=None,
+        description=(
+            "Value, before the transform, of a null cell and of every row of a file without the column; null: the "
+            "column must exist, null cells give 0."
+        ),
+    )
+    transform: Literal["log1p", "none"] = Field(
+        default="log1p", description="log1p: sign(v) * log1p(|v|), finite for negative values; none: as it is."
+    )
+
+
+class SparseColumnConfig(_Frozen):
+    """A categorical Parquet column."""
+
+    name: str = Field(min_length=1, description="Column name in the files, and name of the feature.")
+    kind: Literal["int", "hex", "string"] = Field(
+        default="int",
+        description=(
+            "int: the id itself, exact to 63 bits; hex: text of 1 to 8 hexadecimal digits; string: text, hashed to 63 "
+            "bits."
+        ),
+    )
+    default: int | str | None = Field(
+        default=None, description="Value of every row of a file without the column; null: the column must exist."
+    )
+    missing_id: int | None = Field(
+        default=None,
+        ge=0,
+        le=DEFAULT_MISSING_ID,
+        description="Id of a null or empty cell; null: 2^32 for hex, 2^63-1 for int and string.",
+    )
+
+    @model_validator(mode="after")
+    def _default_fits_kind(self) -> SparseColumnConfig:
+        value = self.default
+        fits = {
+            "int": isinstance(value, int) and 0 <= value < 1 << 63,
+            "hex": isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F]{0,8}", value) is not None,
+            "string": isinstance(value, str),
+        }
+        if value is not None and not fits[self.kind]:
+            allowed = {"int": "an integer 0 .. 2^63-1", "hex": "text of up to 8 hexadecimal digits", "string": "text"}
+            raise ValueError(
+                f"column {self.name!r}: default: received {value!r}; allowed for kind {self.kind}: {allowed[self.kind]}"
+            )
+        return self
+
+    def resolved_missing_id(self) -> int:
+        """Id of a null or empty cell."""
+        if self.missing_id is not None:
+            return self.missing_id
+        return HEX_MISSING_ID if self.kind == "hex" else DEFAULT_MISSING_ID
+
+
+class ParquetSchemaConfig(_Frozen):
+    """Which columns of the Parquet files are used. Columns are found by name; others are ignored."""
+
+    label: str = Field(default="label", min_length=1, description="Name of the label column (0 or 1).")
+    dense: tuple[DenseColumnConfig, ...] = Field(
+        default=(), description="Numeric columns, in the order of the model's dense input."
+    )
+    sparse: tuple[SparseColumnConfig, ...] = Field(
+        default=(), description="Categorical columns, in the order of the model's features."
+    )
+
+    @model_validator(mode="after")
+    def _unique(self) -> ParquetSchemaConfig:
+        names = [self.label, *(c.name for c in self.dense), *(c.name for c in self.sparse)]
+        repeated = sorted({n for n in names if names.count(n) > 1})
+        if repeated:
+            raise ValueError(f"column(s) {', '.join(repeated)} listed more than once; each column has one role")
+        return self
+
+
+class DataConfig(_Frozen):
+    """Where the samples are and how they are read. Paths are relative to the working directory; `*` and `?` match."""
+
+    format: Literal["criteo", "parquet"] = Field(
+        default="criteo",
+        description="criteo: tab-separated display-advertising files, plain or .gz; parquet: columns by `columns`.",
+    )
+    train: tuple[str, ...] = Field(default=(), description="Files to train on.")
+    eval: tuple[str, ...] = Field(default=(), description="Files to evaluate on.")
+    predict: tuple[str, ...] = Field(default=(), description="Files to score.")
+    predict_has_label: bool = Field(
+        default=False, description="The files to score carry a label (it is read and not used)."
+    )
+    shuffle_rows: int = Field(
+        default=262144,
+        ge=0,
+        description=(
+            "Rows per shuffle window of the training data, held in memory as raw bytes by each rank; files are read in"
+            " a seeded order. 0: no shuffle."
+        ),
+    )
+    bad_lines: Literal["skip", "error"] = Field(
+        default="skip",
+        description="A line that cannot be parsed: skip and count it, or stop with file and line number.",
+    )
+    block_bytes: int = Field(
+        default=8 << 20, ge=64, description="Size of one read of a text file, in bytes after decompression."
+    )
+    eval_rows: int | None = Field(
+        default=None, ge=1, description="Evaluate on the first eval_rows rows only; null: all."
+    )
+    columns: ParquetSchemaConfig | None = Field(
+        default=None, description="Columns of Parquet files; needed with format: parquet."
+    )
+
+    @model_validator(mode="after")
+    def _columns_fit_format(self) -> DataConfig:
+        if (self.format == "parquet") != (self.columns is not None):
+            raise ValueError(
+                f"format is {self.format!r} but columns is {'missing' if self.columns is None else 'set'}; "
+                "columns belong to format: parquet"
+            )
+        return self
+
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the dense inputs, in order."""
+        return CRITEO_DENSE_NAMES if self.columns is None else tuple(c.name for c in self.columns.dense)
+
+    def sparse_names(self) -> tuple[str, ...]:
+        """Names of the sparse features, in order (F)."""
+        return CRITEO_SPARSE_NAMES if self.columns is None else tuple(c.name for c in self.columns.sparse)
+
+
+Widths = tuple[typing.Annotated[int, Field(ge=1)], ...]
+
+
+class ModelConfig(_Frozen):
+    """The dense part of the model."""
+
+    name: Literal["deepfm", "wide_deep", "dcnv2", "dlrm"] = Field(default="deepfm", description="Which model.")
+    hidden: Widths = Field(default=(400, 400, 400), description="Widths of the hidden layers (DLRM: of the top MLP).")
+    cross_layers: int = Field(default=3, ge=1, description="Number of cross layers (dcnv2).")
+    bottom_hidden: Widths = Field(
+        default=(512, 256), description="Widths of the layers before the projection of the dense input to D (dlrm)."
+    )
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="Share of hidden units dropped in training.")
+    l2: float = Field(default=0.0, ge=0, description="L2 strength on the dense kernels.")
+
+
+class TableOverrideConfig(_Frozen):
+    """What one table has different from the common settings of `embedding`; keys not given keep the common value."""
+
+    dim: int | None = Field(default=None, ge=1, description="Embedding dim D, in floats.")
+    rows: int | None = Field(default=None, ge=1, description="Number of rows.")
+    hash_ids: bool | None = Field(default=None, description="Map every id to 0 .. rows-1 by hash.")
+    invalid_ids: InvalidIds | None = Field(default=None, description="Policy for ids outside the table.")
+    optimizer: SparseOptimizerConfig | None = Field(default=None, description="Keys of the row optimizer that differ.")
+    initializer: Initializer | None = Field(default=None, description="Distribution of a row's first value.")
+    init_scale: float | None = Field(default=None, ge=0, description="Scale of a row's first value.")
+
+
+class EmbeddingConfig(_Frozen):
+    """Embedding tables: common settings, and what single tables have different."""
+
+    dim: int = Field(default=16, ge=1, description="Embedding dim D of every table, in floats.")
+    rows: int | None = Field(
+        default=None, ge=1, description="Rows of every table; null: any id >= 0, rows grow on first use."
+    )
+    hash_ids: bool = Field(default=False, description="Map every id to 0 .. rows-1 by hash; needs rows.")
+    invalid_ids: InvalidIds = Field(
+        default="error",
+        description="Negative ids and ids beyond rows: stop all ranks, or leave them out and count them.",
+    )
+    optimizer: SparseOptimizerConfig = Field(
+        default_factory=SparseOptimizerConfig, description="Row optimizer of every table."
+    )
+    cache: CacheConfig = Field(default_factory=CacheConfig, description="Device cache.")
+    initializer: Initializer = Field(default="uniform", description="Distribution of a row's first value.")
+    init_scale: float = Field(
+        default=0.05, ge=0, description="Value (constant), half width (uniform) or standard deviation (normal)."
+    )
+    tables: dict[str, TableOverrideConfig] = Field(
+        default_factory=dict,
+        description=(
+            "Table name -> settings that differ. A feature's table has the feature's name unless `shared` says "
+            "otherwise."
+        ),
+    )
+    shared: dict[str, str] = Field(
+        default_factory=dict,
+        description="Feature name -> name of the table it looks up; features with one table name share its rows.",
+    )
+
+    def table(self, name: str) -> TableConfig:
+        """The table of that name: the common settings with its own over them."""
+        common: dict[str, Any] = {f: getattr(self, f) for f in TableOverrideConfig.model_fields}
+        own = self.tables.get(name)
+        if own is not None:
+            changes = {f: getattr(own, f) for f in own.model_fields_set}
+            if own.optimizer is not None:
+                given = {f: getattr(own.optimizer, f) for f in own.optimizer.model_fields_set}
+                changes["optimizer"] = self.optimizer.model_copy(update=given)
+            common.update(changes)
+        return TableConfig(name, **common)
+
+
+class DenseOptimizerConfig(_Frozen):
+    """Optimizer of the dense weights."""
+
+    kind: Literal["adam", "sgd", "adagrad"] = Field(default="adam", description="Update rule.")
+    learning_rate: float = Field(default=1e-3, gt=0, description="Step size.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Momentum (sgd).")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment (adam).")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment (adam).")
+    epsilon: float = Field(default=1e-7, gt=0, description="Added to the root of the second moment (adam, adagrad).")
+    initial_accumulator: float = Field(
+        default=0.1, ge=0, description="First value of the squared-gradient sum (adagrad)."
+    )
+
+
+class LoopConfig(_Frozen):
+    """The training loop."""
+
+    global_batch: int = Field(
+        default=4096, ge=1, description="Samples per step over all ranks; the loss is their mean."
+    )
+    epochs: int = Field(default=1, ge=1, description="Passes over the training data.")
+    max_steps: int | None = Field(
+        default=None, ge=1, description="Stop after this many steps; null: after the last epoch."
+    )
+    dense_optimizer: DenseOptimizerConfig = Field(
+        default_factory=DenseOptimizerConfig, description="Optimizer of the dense weights."
+    )
+    log_every_steps: int = Field(default=100, ge=1, description="Steps between two log lines.")
+    eval_every_steps: int | None = Field(
+        default=None, ge=1, description="Steps between two evaluations; null: after each epoch only."
+    )
+    intra_op_threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="Threads of TensorFlow's kernels per rank; null: the cores of the host divided by its ranks.",
+    )
+
+
+class CheckpointConfig(_Frozen):
+    """When the model is saved to the run folder."""
+
+    at_end: bool = Field(default=True, description="Save after the last step.")
+    every_steps: int | None = Field(
+        default=None, ge=1, description="Steps between two checkpoints; null: none but the last."
+    )
+
+
+class SynthConfig(_Frozen):
+    """Data that `hvd-ctr synth` makes: Criteo's shape, power-law ids, labels drawn from a known teacher."""
+
+    out_dir: str = Field(description="Folder for the files: train-NNN, eval-NNN and teacher.json.")
+    format: Literal["criteo", "parquet"] = Field(default="criteo", description="File format to write.")
+    gzip: bool = Field(default=False, description="Write criteo files as .gz.")
+    train_rows: int = Field(default=1_000_000, ge=1, description="Rows to train on.")
+    eval_rows: int = Field(default=100_000, ge=1, description="Rows to evaluate on.")
+    files: int = Field(default=4, ge=1, description="Number of training files (evaluation: one file).")
+    scale: float = Field(
+        default=0.01,
+        gt=0,
+        le=100,
+        description="Number of ids of each feature, as a multiple of Criteo-Kaggle's; at least 3.",
+    )
+    exponent: float = Field(
+        default=1.1,
+        gt=0,
+        description="Exponent of the power law of the ids: share of the k-th most frequent id ~ k^-exponent.",
+    )
+    seed: int = Field(default=1, ge=0, description="Seed of ids, labels and teacher.")
+    teacher_strength: float = Field(
+        default=1.0,
+        ge=0,
+        description="Multiplies the teacher's logit spread; 0: labels are noise. 1 gives an AUC of about 0.82.",
+    )
+    missing_rate: float = Field(
+        default=0.14,
+        ge=0,
+        le=0.5,
+        description="Mean share of empty fields; fields differ as in Criteo-Kaggle, whose mean is 0.14.",
+    )
+    strip_rate: float = Field(
+        default=0.05,
+        ge=0,
+        le=1,
+        description="Share of the lines that end in empty fields which have these cut off (criteo only).",
+    )
+
+
+class TrainConfig(_Frozen):
+    """A whole run: the YAML file."""
+
+    name: str = Field(default="run", min_length=1, description="Name of the run.")
+    run_dir: str | None = Field(
+        default=None, description="Folder of the run's output, relative to the working directory; null: runs/<name>."
+    )
+    seed: int = Field(default=1, ge=0, lt=1 << 63, description="Seed of weights, rows and shuffle.")
+    data: DataConfig = Field(default_factory=DataConfig, description="Samples.")
+    model: ModelConfig = Field(default_factory=ModelConfig, description="Dense part of the model.")
+    embedding: EmbeddingConfig = Field(default_factory=EmbeddingConfig, description="Embedding tables.")
+    train: LoopConfig = Field(default_factory=LoopConfig, description="Training loop.")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="Saving the model.")
+    synth: SynthConfig | None = Field(default=None, description="Data to generate with `hvd-ctr synth`; null: none.")
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> TrainConfig:
+        features = self.data.sparse_names()
+        _require_known("embedding.shared", self.embedding.shared, features, "feature")
+        tables = tuple(dict.fromkeys(self.embedding.shared.get(f, f) for f in features))
+        _require_known("embedding.tables", self.embedding.tables, tables, "table")
+        self.feature_configs()
+        return self
+
+    def resolved_run_dir(self) -> Path:
+        """Folder of the run's output."""
+        return Path(self.run_dir) if self.run_dir is not None else Path("runs") / self.name
+
+    def feature_configs(self) -> tuple[FeatureConfig, ...]:
+        """One single-id feature per sparse column (F), in the order of the columns of a batch's ids (B, F)."""
+        names = self.data.sparse_names()
+        tables = {t: self.embedding.table(t) for t in dict.fromkeys(self.embedding.shared.get(f, f) for f in names)}
+        return tuple(FeatureConfig(f, table=tables[self.embedding.shared.get(f, f)]) for f in names)
+
+
+def _require_known(key: str, given: dict[str, Any], known: Sequence[str], what: str) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{key}: no {what} is called {name!r}{nearest(name, known)}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """ "; did you mean ...?", or nothing when no known name is close."""
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]!r}?" if match else ""

@@ -1,0 +1,130 @@
+"""Reader of Criteo display-advertising files: label, 13 integer counts and 26 hexadecimal categories a line, between
+tabs.
+
+Any field may be empty: an empty count gives 0, an empty category its own id 2^32 (HEX_MISSING_ID). Lines whose
+trailing empty fields were cut off are whole (counted as `stripped`), CRLF is accepted. The parsing is in
+tf_ops/core/criteo_parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvd_ctr.config import CRITEO_DENSE_NAMES, CRITEO_SPARSE_NAMES
+from hvd_ctr.data.batch import Batch
+from hvd_ctr.data.dealing import Window
+from hvd_ctr.data.line_source import LineBlock, LineSource
+from hvd_ctr.data.reader import Dealing, FaultLog, Reader
+from hvd_ctr.ops import reader_ops
+
+#: Names and meanings by the parser's fault number (LineFault in criteo_parser.h); 0 is a good line.
+FAULTS: tuple[tuple[str, str], ...] = (
+    ("good", ""),
+    ("too_many_fields", "more fields than label, 13 integers and 26 categories"),
+    ("bad_label", "the label is not 0 or 1"),
+    ("bad_integer", "one of the 13 integer fields is not an integer of 64 bits"),
+    ("bad_hex", "one of the 26 categories is not of 1 to 8 hexadecimal digits"),
+    ("too_few_fields", "the line holds a label and nothing else"),
+    ("blank", "the line is blank"),
+)
+
+
+class CriteoReader(Reader):
+    """One rank's view of Criteo files, plain or gzip."""
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        dealing: Dealing,
+        bad_lines: Literal["skip", "error"],
+        *,
+        has_label: bool,
+        block_bytes: int,
+    ) -> None:
+        super().__init__(paths, dealing, FaultLog(bad_lines, [name for name, _ in FAULTS[1:]]))
+        self._has_label = has_label
+        self._block_bytes = block_bytes
+        self._source = LineSource(paths, block_bytes)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """13 dense values, 26 features."""
+        return len(CRITEO_DENSE_NAMES), len(CRITEO_SPARSE_NAMES)
+
+    def _fraction_of_input(self) -> float:
+        return self._source.fraction_read()
+
+    def _windows(self, paths: Sequence[str]) -> Iterator[Window]:
+        first_row = 0
+        self._source = LineSource(paths, self._block_bytes)
+        for blocks in _group(self._source.blocks(), self._dealing.shuffle_rows):
+            rows = sum(len(b) for b in blocks)
+            yield _LineWindow(blocks, first_row, self._has_label, self._faults)
+            first_row += rows
+
+
+def _group(blocks: Iterator[LineBlock], rows: int) -> Iterator[list[LineBlock]]:
+    """Blocks regrouped so that each group but the last has `rows` lines; rows 0: each block by itself."""
+    group: list[LineBlock] = []
+    missing = rows
+    for block in blocks:
+        if rows == 0:
+            yield [block]
+            continue
+        while len(block) >= missing:
+            head, block = block.split(missing)
+            yield [*group, head]
+            group, missing = [], rows
+        if len(block):
+            group.append(block)
+            missing -= len(block)
+    if group:
+        yield group
+
+
+class _LineWindow(Window):
+    """The raw text of a window's lines; it lives until its last batch is parsed."""
+
+    def __init__(self, blocks: Sequence[LineBlock], first_row: int, has_label: bool, faults: FaultLog) -> None:
+        self._blocks = tuple(blocks)
+        self._first_positions = np.cumsum([0, *(len(b) for b in blocks)])
+        self._first_row = first_row
+        self._has_label = has_label
+        self._faults = faults
+
+    def __len__(self) -> int:
+        return int(self._first_positions[-1])
+
+    def take(self, positions: NDArray[np.int64]) -> Batch:
+        n = len(positions)
+        labels, dense = np.empty(n, np.float32), np.empty((n, len(CRITEO_DENSE_NAMES)), np.float32)
+        ids, faults = np.empty((n, len(CRITEO_SPARSE_NAMES)), np.int64), np.empty(n, np.int32)
+        block_of = np.searchsorted(self._first_positions, positions, side="right") - 1
+        for index in np.unique(block_of):
+            block = self._blocks[index]
+            which = np.flatnonzero(block_of == index)
+            lines = positions[which] - self._first_positions[index]
+            parsed = reader_ops.parse_criteo(
+                block.text, block.begins[lines], block.ends[lines], has_label=self._has_label
+            )
+            labels[which], dense[which], ids[which], faults[which] = parsed[:4]
+            self._faults.counts["stripped"] += int(np.count_nonzero(parsed.stripped))
+        batch = Batch(dense, ids, labels, None, positions + self._first_row)
+        good = faults == 0
+        if good.all():
+            return batch
+        for fault in np.unique(faults[~good]):
+            name, meaning = FAULTS[fault]
+            bad = positions[faults == fault]
+            self._faults.bad(name, self._place(int(bad[0])), meaning, len(bad))
+        return batch.select(good)
+
+    def _place(self, position: int) -> str:
+        """file:line of a line of the window."""
+        index = int(np.searchsorted(self._first_positions, position, side="right")) - 1
+        block = self._blocks[index]
+        return f"{block.path}:{block.first_line + position - int(self._first_positions[index])}"
