@@ -1,0 +1,7 @@
+"""python -m hvd_ctr"""
+
+import sys
+
+from hvd_ctr.cli import main
+
+sys.exit(main())

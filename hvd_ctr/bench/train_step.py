@@ -1,0 +1,151 @@
+"""`hvd-ctr bench train-step`: samples/s of the train step on the workload that other trainers are compared on.
+
+26 categorical features with Criteo-Kaggle's cardinalities times SCALE, power-law ids (exponent 1.1) spread over the
+table, 13 dense features, one MLP, Adagrad with learning rate 0.05 on rows and dense weights, synchronous steps. By
+environment: SCALE (0.25), DIM (16), BATCH per rank (4096), STEPS timed (60), WARM steps before (15), MLP ("256,128"),
+SLOTS per rank (2,097,152). Ids depend on the rank only, as in the comparison's own generator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hvd_ctr import comm as comms
+from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
+from hvd_ctr.data.synthetic import CRITEO_CARDINALITIES
+from hvd_ctr.layers import MixCacheEmbedding
+from hvd_ctr.training.hybrid_model import HybridModel
+
+_EXPONENT = 1.1
+_LEARNING_RATE = 0.05
+_SEED = 7
+_DENSE = 13
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """The workload's knobs; units: rows, floats, samples, steps."""
+
+    scale: float = 0.25
+    dim: int = 16
+    batch: int = 4096
+    steps: int = 60
+    warm: int = 15
+    mlp: tuple[int, ...] = (256, 128)
+    slots: int = 1 << 21
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Workload:
+        """Reads the knobs; raises ValueError naming a variable that is no number."""
+        parsers: dict[str, Callable[[str], Any]] = {
+            "scale": float,
+            "mlp": lambda text: tuple(int(width) for width in text.split(",")),
+        }
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            text = environment.get(field.name.upper())
+            if text is not None:
+                try:
+                    values[field.name] = parsers.get(field.name, int)(text)
+                except ValueError:
+                    raise ValueError(
+                        f"environment variable {field.name.upper()}: received {text!r}, needs numbers"
+                    ) from None
+        return cls(**values)
+
+    @property
+    def cardinalities(self) -> list[int]:
+        """Rows per table."""
+        return [max(3, int(cardinality * self.scale)) for cardinality in CRITEO_CARDINALITIES]
+
+
+def power_law_ids(rng: np.random.Generator, count: int, cardinality: int) -> NDArray[np.int64]:
+    """(count) int64: popularity ranks by inverse CDF of x^-1.1 on [1, cardinality], spread over the table by a
+    bijection.
+    """
+    exponent = 1 - _EXPONENT
+    x = (1 - rng.random(count) * (1 - cardinality**exponent)) ** (1 / exponent)
+    popularity = np.minimum(x.astype(np.int64) - 1, cardinality - 1).clip(0)
+    stride = int(cardinality * 0.6180339887) | 1
+    while math.gcd(stride, cardinality) != 1:
+        stride += 1
+    spread: NDArray[np.int64] = popularity * stride % cardinality
+    return spread
+
+
+def make_batches(workload: Workload, rank: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """ids (steps, B, 26) int64, dense (steps, B, 13) float32, labels (steps, B) float32 for warm + timed steps."""
+    rng = np.random.default_rng(_SEED + 1000 * rank)
+    steps, batch = workload.warm + workload.steps, workload.batch
+    columns = [
+        power_law_ids(rng, steps * batch, cardinality).reshape(steps, batch) for cardinality in workload.cardinalities
+    ]
+    dense = rng.random((steps, batch, _DENSE), dtype=np.float32)
+    labels = (rng.random((steps, batch)) < 0.25).astype(np.float32)
+    return np.stack(columns, axis=2), dense, labels
+
+
+def build(workload: Workload) -> HybridModel:
+    """Embeddings of 26 tables beside the dense features, into the MLP."""
+    optimizer = SparseOptimizerConfig(kind="adagrad", learning_rate=_LEARNING_RATE)
+    features = [
+        FeatureConfig(f"C{i + 1}", table=TableConfig(f"C{i + 1}", dim=workload.dim, rows=rows, optimizer=optimizer))
+        for i, rows in enumerate(workload.cardinalities)
+    ]
+    dense_input = keras.Input((_DENSE,), name="dense_features")
+    ids = keras.Input((len(features),), dtype="int64", name="ids")
+    vectors = MixCacheEmbedding(features, CacheConfig(slots=workload.slots), name="embedding")(ids)
+    x = keras.layers.Concatenate()([dense_input, keras.layers.Reshape((len(features) * workload.dim,))(vectors)])
+    for width in workload.mlp:
+        x = keras.layers.Dense(width, activation="relu")(x)
+    model = HybridModel({"dense_features": dense_input, "ids": ids}, keras.layers.Dense(1)(x))
+    model.compile(keras.optimizers.Adagrad(_LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
+    return model
+
+
+def main() -> int:
+    """Runs the workload and prints one line on rank 0."""
+    comm = comms.init()
+    workload = Workload.from_environment(os.environ)
+    ids, dense, labels = make_batches(workload, comm.rank)
+    keras.utils.set_random_seed(_SEED)
+    model = build(workload)
+    model.synchronise()
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, ids.shape[2]], tf.int64),
+            tf.TensorSpec([None, _DENSE], tf.float32),
+            tf.TensorSpec([None], tf.float32),
+        ]
+    )
+    def step(ids: tf.Tensor, dense: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        return model.hybrid_step({"dense_features": dense, "ids": ids}, labels[:, None]).loss
+
+    for s in range(workload.warm):
+        step(ids[s], dense[s], labels[s])
+    loss = 0.0
+    begin = time.perf_counter()
+    for s in range(workload.warm, workload.warm + workload.steps):
+        loss = step(ids[s], dense[s], labels[s])
+    seconds = time.perf_counter() - begin
+    if comm.rank == 0:
+        rate = workload.steps * workload.batch * comm.size / seconds
+        stats = model.embeddings[0].cache_stats()["total"]
+        print(
+            f"hvd_ctr ranks={comm.size} batch={workload.batch} dim={workload.dim} "
+            f"mlp={list(workload.mlp)} samples/s={rate:.0f} "
+            f"ms/step={1e3 * seconds / workload.steps:.2f} loss={float(loss):.4f} hit_rate={stats['hit_rate']:.3f}",
+            flush=True,
+        )
+    return 0

@@ -1,0 +1,139 @@
+"""The `hvd-ctr` command line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+from hvd_ctr.config import ConfigError, TrainConfig, load_config
+
+_EXAMPLES = {
+    "train": "launch/mpirun.sh -np 2 hvd-ctr train configs/quickstart.yaml --set train.global_batch=8192",
+    "evaluate": "launch/mpirun.sh -np 2 hvd-ctr evaluate configs/quickstart.yaml",
+    "predict": "hvd-ctr predict configs/quickstart.yaml --set 'data.predict=[day_7.txt]' --output scores.txt",
+    "synth": "hvd-ctr synth configs/quickstart.yaml --set synth.train_rows=1000000",
+    "bench": "launch/mpirun.sh -np 2 hvd-ctr bench train-step",
+}
+_ABOUT = {
+    "train": "Train the configured model; evaluate after each epoch; save; print a report.",
+    "evaluate": "Evaluate a checkpoint on data.eval.",
+    "predict": "Write one click probability per line of data.predict, in input order.",
+    "synth": "Make Criteo-shaped data with a hidden teacher, as the config's synth block says.",
+    "bench": "Measure a part of the trainer. `train-step`: the common peer workload, by environment SCALE DIM "
+    "BATCH STEPS WARM MLP SLOTS.",
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    from hvd_ctr import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="hvd-ctr",
+        description="Horovod/MPI CTR trainer with a mixed device/host embedding cache. Start on W ranks with "
+        "launch/mpirun.sh -np W.",
+    )
+    parser.add_argument("--version", action="version", version=f"hvd_ctr {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, about in _ABOUT.items():
+        command = commands.add_parser(name, help=about, description=about, epilog=f"example: {_EXAMPLES[name]}")
+        if name == "bench":
+            command.add_argument("what", choices=["train-step"], help="what to measure")
+            continue
+        command.add_argument("config", help="YAML file; every key is documented in docs/config.md")
+        command.add_argument(
+            "--set",
+            dest="overrides",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="override a config key, e.g. train.epochs=2",
+        )
+        if name in ("evaluate", "predict"):
+            command.add_argument(
+                "--checkpoint", metavar="DIR", help="checkpoint to use; default: the newest of the run folder"
+            )
+        if name == "predict":
+            command.add_argument("--output", required=True, metavar="FILE", help="file to write, one score per line")
+    return parser
+
+
+def _load(arguments: argparse.Namespace) -> TrainConfig:
+    return load_config(arguments.config, arguments.overrides)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "bench":
+        from hvd_ctr.bench import train_step
+
+        return train_step.main()
+    config = _load(arguments)
+    if arguments.command == "synth":
+        from hvd_ctr.cli import synth
+
+        return synth.synth(config)
+    from hvd_ctr.cli import commands
+
+    if arguments.command == "train":
+        return commands.train(config)
+    if arguments.command == "evaluate":
+        return commands.evaluate(config, arguments.checkpoint)
+    return commands.predict(config, arguments.checkpoint, arguments.output)
+
+
+def _launcher_rank() -> int:
+    """This process' rank as the launcher says, for errors before communication is up."""
+    for variable in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        if os.environ.get(variable, "").isdigit():
+            return int(os.environ[variable])
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command. Exit code 0: done; 1: it failed while running; 2: the command line or configuration cannot be
+    used.
+    """
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    if _launcher_rank() != 0:
+        logging.getLogger().setLevel(logging.ERROR)
+    try:
+        return _run(arguments)
+    except ConfigError as error:
+        # Every rank reads the same file and finds the same fault: one message is enough.
+        if _launcher_rank() == 0:
+            print(f"hvd-ctr: {error}", file=sys.stderr, flush=True)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # the boundary: one readable message, all ranks end
+        return _fail(error)
+
+
+def _fail(error: Exception) -> int:
+    from hvd_ctr import comm as comms
+
+    expected = _is_expected(error)
+    logging.getLogger("hvd_ctr").debug("", exc_info=error)
+    comms.current().report_fatal(_plain(error), show_traceback=not expected)
+
+
+def _is_expected(error: Exception) -> bool:
+    """Errors whose message says all: of data, cache size and checkpoints. Others are shown with their traceback."""
+    from hvd_ctr.training.checkpoint import CheckpointError
+
+    names = ("ResourceExhaustedError", "OutOfRangeError", "InvalidArgumentError", "InternalError", "DataLossError")
+    return isinstance(error, (CheckpointError, OSError, RuntimeError, ValueError)) or type(error).__name__ in names
+
+
+def _plain(error: Exception) -> Exception:
+    """What our op said, without the graph traces that TensorFlow puts around it."""
+    message = getattr(error, "message", None)
+    if not isinstance(message, str):
+        return error
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    trace = next((i for i, line in enumerate(lines) if line.startswith("[[{{node")), 1)
+    return RuntimeError(re.sub(r"^(\{\{.*?\}\} )+", "", lines[max(trace - 1, 0)]) if lines else type(error).__name__)

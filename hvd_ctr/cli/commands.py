@@ -1,0 +1,168 @@
+"""The commands that train and use a model. Each is collective: the launcher starts it on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from hvd_ctr import comm as comms
+from hvd_ctr.cli import assemble
+from hvd_ctr.config import ConfigError, TrainConfig, save_config
+from hvd_ctr.data import Reader
+from hvd_ctr.data.synthetic import read_report
+from hvd_ctr.training import checkpoint
+from hvd_ctr.training.loop import Trainer, TrainResult
+
+logger = logging.getLogger("hvd_ctr")
+
+
+def teacher_of(config: TrainConfig) -> dict[str, Any] | None:
+    """What the generator wrote about the hidden teacher of the evaluation files (teacher.json beside them), or None."""
+    for pattern in config.data.eval:
+        report = read_report(Path(pattern).parent)
+        if report is not None:
+            return dataclasses.asdict(report)
+    return None
+
+
+def _summed_counts(comm: comms.Comm, reader: Reader) -> dict[str, int]:
+    everyone = comm.allgather_object(reader.counts())
+    return {name: sum(counts[name] for counts in everyone) for name in everyone[0]}
+
+
+def _peak_memory_bytes() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _metric_lines(title: str, values: dict[str, float], teacher: dict[str, Any] | None) -> list[str]:
+    lines = [f"{title}:"]
+    for name, value in values.items():
+        best = teacher.get(name) if teacher else None
+        lines.append(
+            f"  {name:<20} {value:.5f}" + (f"   (teacher, the best reachable: {best:.5f})" if best is not None else "")
+        )
+    return lines
+
+
+def _count_line(title: str, counts: dict[str, int]) -> str:
+    return f"{title}: " + ", ".join(
+        f"{value:,} {name.replace('_', ' ')}" for name, value in counts.items() if value or name == "lines"
+    )
+
+
+def train(config: TrainConfig) -> int:
+    """Trains, evaluates, saves, and prints the final report."""
+    if not config.data.train:
+        raise ConfigError("data.train names no files")
+    comm = comms.init(intra_op_threads=config.train.intra_op_threads)
+    run_dir = config.resolved_run_dir()
+    if comm.rank == 0:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        save_config(config, run_dir / "config.yaml")
+    built = assemble.build(config)
+    trainer = Trainer(built.model, config)
+    train_reader = assemble.reader(config, "train")
+    eval_reader = assemble.reader(config, "eval") if config.data.eval else None
+    result = trainer.train(train_reader, eval_reader)
+    hits, unique, invalid = trainer.cache_totals()
+    counts = {"train": _summed_counts(comm, train_reader)}
+    if eval_reader is not None:
+        counts["eval"] = _summed_counts(comm, eval_reader)
+    rows = sum(comm.allgather_object(_rows(built)))
+    report = {
+        **dataclasses.asdict(result),
+        "ranks": comm.size,
+        "hit_rate": hits / unique if unique else 0.0,
+        "rows": rows,
+        "invalid_ids": invalid,
+        "counts": counts,
+        "peak_memory_bytes": comm.allgather_object(_peak_memory_bytes()),
+        "teacher": teacher_of(config),
+    }
+    if comm.rank == 0:
+        (run_dir / "report.json").write_text(json.dumps(report, indent=1))
+        print("\n".join(_report_lines(result, report, run_dir)), flush=True)
+    return 0
+
+
+def _rows(built: assemble.Assembled) -> int:
+    built.embedding.sharded.flush()
+    return sum(row["host_rows"] for row in built.embedding.cache_stats()["tables"].values())
+
+
+def _report_lines(result: TrainResult, report: dict[str, Any], run_dir: Path) -> list[str]:
+    lines = [
+        "",
+        f"trained {result.steps:,} steps, {result.samples:,} samples on {report['ranks']} rank(s) in "
+        f"{result.seconds:.1f} s",
+    ]
+    lines += _metric_lines("evaluation", result.eval_metrics, report["teacher"]) if result.eval_metrics else []
+    lines += [
+        f"speed: {result.samples_per_second:,.0f} samples/s",
+        f"cache hit rate: {100 * report['hit_rate']:.2f} %",
+        f"embedding rows: {report['rows']:,}; invalid ids skipped: {report['invalid_ids']:,}",
+        *[_count_line(f"{split} data", counts) for split, counts in report["counts"].items()],
+        f"peak memory per rank: {', '.join(f'{b / 2**20:,.0f} MiB' for b in report['peak_memory_bytes'])}",
+        f"run folder: {run_dir}",
+    ]
+    return lines
+
+
+def _restore(config: TrainConfig, directory: str | None, built: assemble.Assembled) -> Path:
+    comm = comms.current()
+    found = directory or checkpoint.latest(config.resolved_run_dir() / "checkpoints")
+    found = comm.broadcast_object(None if found is None else str(found))
+    if found is None:
+        raise checkpoint.CheckpointError(
+            f"no checkpoint under {config.resolved_run_dir() / 'checkpoints'}; train first, or name "
+            "one with --checkpoint"
+        )
+    checkpoint.load(found, built.model, [built.embedding.sharded], optimizer=False)
+    return Path(found)
+
+
+def evaluate(config: TrainConfig, directory: str | None) -> int:
+    """Evaluates a checkpoint (the run's newest by default) on data.eval."""
+    if not config.data.eval:
+        raise ConfigError("data.eval names no files")
+    comm = comms.init(intra_op_threads=config.train.intra_op_threads)
+    built = assemble.build(config)
+    found = _restore(config, directory, built)
+    reader = assemble.reader(config, "eval")
+    start = time.perf_counter()
+    values = Trainer(built.model, config).evaluate(reader)
+    seconds = time.perf_counter() - start
+    counts = _summed_counts(comm, reader)
+    if comm.rank == 0:
+        lines = ["", f"evaluated {found}", *_metric_lines("evaluation", values, teacher_of(config))]
+        lines += [f"speed: {counts['lines'] / seconds:,.0f} samples/s", _count_line("eval data", counts)]
+        print("\n".join(lines), flush=True)
+    return 0
+
+
+def predict(config: TrainConfig, directory: str | None, output: str) -> int:
+    """Scores data.predict with a checkpoint: one click probability per input line, in input order."""
+    if not config.data.predict:
+        raise ConfigError("data.predict names no files")
+    comm = comms.init(intra_op_threads=config.train.intra_op_threads)
+    built = assemble.build(config)
+    found = _restore(config, directory, built)
+    reader = assemble.reader(config, "predict")
+    path = Path(output)
+    scratch = path.with_name(path.name + ".incomplete")
+    written = Trainer(built.model, config).predict(reader, scratch)
+    counts = _summed_counts(comm, reader)
+    if comm.rank == 0:
+        os.replace(scratch, path)
+        print(
+            f"\nscored with {found}\n{written['lines']:,} scores ({written['nan']:,} nan for lines not read) in {path}"
+        )
+        print(_count_line("predict data", counts), flush=True)
+    return 0

@@ -1,0 +1,289 @@
+"""ShardedEmbedding: all tables of a model, sharded over the ranks, cached by MixCache.
+
+The path of one batch (DESIGN 5) is split into stages that hand values to each other, so that a pipeline may run the
+first ones for later batches while the last ones train the present batch:
+
+    Data-Loader    prepare(ids)            de-duplicate, partition by owner           -> PreparedIds
+    Host-Manager   input_dist, prefetch    key exchange, merge, plan, row movement    -> Prefetched
+    GPU-Worker     lookup + output_dist    rows (R, D) at the owner -> (U, D) here
+                   pool                    rows + virtual ids -> vectors of the bags  (hvd_ctr.layers)
+                   backward                gradients (U, D) -> owners, sum, row optimizer
+
+Keras users meet it through `MixCacheEmbedding`; a hand-written loop may use it directly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hvd_ctr.comm import Comm
+from hvd_ctr.config import CacheConfig, FeatureConfig
+from hvd_ctr.embedding import dist
+from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
+from hvd_ctr.ops import id_ops, mix_cache_ops
+from hvd_ctr.ops.id_ops import PreparedIds
+from hvd_ctr.ops.mix_cache_ops import ExportedRows, Prefetched
+
+Tensor = Any
+logger = logging.getLogger("hvd_ctr")
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchFacts:
+    """What a rank tells all others about its batch: rows B (int64 scalar), sum of sample weights (float64 scalar),
+    error text (string scalar; not empty: this rank cannot go on, and all ranks shall fail with this text).
+    """
+
+    rows: Tensor
+    weight_sum: Tensor
+    error: Tensor = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows (U, D) float32 of one group's batch in the order of its virtual ids, and the sums over all ranks'
+    batches.
+    """
+
+    rows: Tensor
+    global_rows: Tensor
+    global_weight: Tensor
+
+
+class TableGroup:
+    """The tables of one dim on this rank: their MixCache and the stages of a step.
+
+    Args:
+        layout: tables and features.
+        cache: slots per rank and policy.
+        comm: the communicator.
+        seed: seeds initial values, with table name, id and column.
+        name: prefix of cache and collective names, unique in the process.
+    """
+
+    def __init__(self, layout: GroupLayout, cache: CacheConfig, comm: Comm, seed: int, name: str) -> None:
+        self.layout = layout
+        self.name = f"{name}.dim{layout.dim}"
+        self._comm = comm
+        self.cache = mix_cache_ops.create(
+            mix_cache_ops.MixCacheSpec(
+                name=self.name,
+                dim=layout.dim,
+                slots=cache.slots,
+                policy=cache.policy,
+                rank=comm.rank,
+                world_size=comm.size,
+                seed=seed,
+                tables=layout.tables,
+                features=layout.feature_names,
+                feature_tables=layout.feature_tables,
+                prefetch_wait_seconds=cache.prefetch_wait_seconds,
+            )
+        )
+
+    def prepare(self, ids: Tensor, feature_splits: Tensor | None, facts: BatchFacts) -> PreparedIds:
+        """De-duplicates and partitions one batch.
+
+        Args:
+            ids: int64; (B, F) with one column per feature of `layout.features`, or flat (N) with feature_splits.
+            feature_splits: (F+1) int64 borders of the features in flat ids; None for (B, F).
+            facts: what the other ranks are told about this batch.
+        """
+        return id_ops.prepare_batch(
+            ids,
+            feature_splits=feature_splits,
+            batch_rows=facts.rows,
+            weight_sum=facts.weight_sum,
+            error_text=facts.error,
+            tables=self.layout.tables,
+            features=self.layout.features,
+            feature_tables=self.layout.feature_tables,
+            world_size=self._comm.size,
+        )
+
+    def prefetch(self, prepared: PreparedIds) -> Prefetched:
+        """Key exchange, plan, write-back and load; pins the batch's rows until `backward` or `release`.
+
+        Raises:
+            tf.errors.OutOfRangeError: a rank's batch holds an invalid id under `invalid_ids: error` (all ranks alike).
+            tf.errors.InternalError: a rank reported an error (all ranks alike).
+        """
+        words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name)
+        return mix_cache_ops.prefetch(self.cache, words, splits)
+
+    def lookup(self, prepared: PreparedIds, prefetched: Prefetched) -> Rows:
+        """Rows (U, D) of a prefetched batch, from their owners.
+
+        Raises:
+            tf.errors.ResourceExhaustedError: an owner's cache cannot hold the batch (all ranks alike).
+        """
+        rows, send_splits = mix_cache_ops.lookup(self.cache, prefetched.ticket, self.layout.dim)
+        return self._deliver(prepared, rows, send_splits, prefetched.global_rows, prefetched.global_weight, "train")
+
+    def read(self, prepared: PreparedIds) -> Rows:
+        """Rows (U, D) for evaluation: nothing is created, moved, pinned or counted. Unseen ids get their initial
+        value.
+        """
+        words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, f"{self.name}.read")
+        rows, send_splits, global_rows, global_weight = mix_cache_ops.read(self.cache, words, splits, self.layout.dim)
+        return self._deliver(prepared, rows, send_splits, global_rows, global_weight, "read")
+
+    def _deliver(
+        self,
+        prepared: PreparedIds,
+        rows: Tensor,
+        send_splits: Tensor,
+        global_rows: Tensor,
+        global_weight: Tensor,
+        kind: str,
+    ) -> Rows:
+        rows = dist.output_dist(self._comm, rows, send_splits, prepared.row_splits, f"{self.name}.{kind}")
+        return Rows(tf.ensure_shape(rows, [None, self.layout.dim]), global_rows, global_weight)
+
+    def backward(
+        self, prepared: PreparedIds, prefetched: Prefetched, d_rows: Tensor, learning_rate_scale: Tensor
+    ) -> Tensor:
+        """Sends d_rows (U, D) to the owners, sums them per key in rank order and applies the row optimizers. Ends the
+        ticket.
+
+        Returns:
+            The group's optimizer step, int64 scalar, 1 after the first.
+        """
+        gradients = dist.reverse_output_dist(self._comm, d_rows, prepared.row_splits, self.name)
+        return mix_cache_ops.apply(self.cache, prefetched.ticket, gradients, learning_rate_scale)
+
+    def release(self, prefetched: Prefetched) -> None:
+        """Ends the ticket without an update (frozen tables)."""
+        mix_cache_ops.release(self.cache, prefetched.ticket)
+
+
+class ShardedEmbedding:
+    """All tables of one embedding, grouped by dim.
+
+    Args:
+        features: the features and, through them, the tables.
+        cache: cache of each group.
+        comm: the communicator.
+        seed: seeds initial values: with one seed, any number of ranks starts alike.
+        name: unique in the process.
+
+    Raises:
+        ValueError: see `group_by_dim`; or a field outside its range, named.
+    """
+
+    def __init__(
+        self, features: Sequence[FeatureConfig], cache: CacheConfig, comm: Comm, seed: int = 0, name: str = "embedding"
+    ) -> None:
+        self.features = tuple(features)
+        self.groups = [TableGroup(layout, cache, comm, seed, name) for layout in group_by_dim(features)]
+        self._tables = {
+            table.name: (group, index) for group in self.groups for index, table in enumerate(group.layout.tables)
+        }
+        self._warned: dict[str, int] = {}
+        self._comm = comm
+
+    @property
+    def table_names(self) -> list[str]:
+        """Names of all tables."""
+        return list(self._tables)
+
+    def _find(self, table: str) -> tuple[TableGroup, int]:
+        if table not in self._tables:
+            raise ValueError(f"no table {table!r}; there are {', '.join(sorted(self._tables))}")
+        return self._tables[table]
+
+    def cache_stats(self) -> dict[str, Any]:
+        """Counters of this rank: {"tables": {name: {counter: int}}, "total": {counter: int, "hit_rate": float}}.
+
+        Counters are those of MixCacheStats in tf_ops/core/mix_cache.h (rows unless named otherwise).
+        """
+        tables: dict[str, dict[str, int]] = {}
+        total: dict[str, float] = {}
+        for group in self.groups:
+            per_table, totals = mix_cache_ops.stats(group.cache, [table.name for table in group.layout.tables])
+            tables.update(per_table)
+            for counter, value in [*totals.items(), *(item for row in per_table.values() for item in row.items())]:
+                total[counter] = (
+                    max(total.get(counter, 0), value) if counter == "steps" else total.get(counter, 0) + value
+                )
+        total["hit_rate"] = total["hits"] / total["unique"] if total.get("unique") else 0.0
+        return {"tables": tables, "total": total}
+
+    def warn_of_invalid_ids(self) -> dict[str, int]:
+        """Logs each table's invalid ids since the last call on rank 0 (FC 36); returns the counts over all ranks and
+        steps.
+        """
+        counts = {name: row["invalid_ids"] for name, row in self.cache_stats()["tables"].items()}
+        for name, count in counts.items():
+            new = count - self._warned.get(name, 0)
+            if new and self._comm.rank == 0:
+                logger.warning("table %s: %d invalid ids were skipped (%d in all)", name, new, count)
+        self._warned = counts
+        return counts
+
+    def get_rows(self, table: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
+        """Current rows (n, D) float32 of any ids, dirty cached ones included. Collective: every rank calls it, with
+        ids of its own.
+        """
+        group, index = self._find(table)
+        ids = np.asarray(ids, np.int64).reshape(-1)
+        feature = group.layout.feature_tables.index(index)
+        splits = np.where(np.arange(len(group.layout.features) + 1) > feature, len(ids), 0).astype(np.int64)
+        prepared = group.prepare(
+            tf.constant(ids), tf.constant(splits), BatchFacts(np.int64(len(ids)), np.float64(len(ids)))
+        )
+        rows = np.asarray(group.read(prepared).rows)
+        virtual_ids = np.asarray(prepared.virtual_ids)
+        out = np.zeros((len(ids), group.layout.dim), np.float32)
+        out[virtual_ids >= 0] = rows[virtual_ids[virtual_ids >= 0]]
+        return out
+
+    def flush(self) -> None:
+        """Writes dirty cached rows of this rank back to the host store."""
+        for group in self.groups:
+            mix_cache_ops.flush(group.cache)
+
+    def export_rows(self, table: str, chunk_rows: int = 65536) -> Iterator[ExportedRows]:
+        """Streams this rank's rows of a table in chunks of at most chunk_rows, at least one (it may be empty, and tells
+        the shapes). The first chunk flushes the cache."""
+        group, index = self._find(table)
+        cursor = 0
+        while cursor >= 0:
+            chunk = mix_cache_ops.export_rows(group.cache, index, cursor, chunk_rows)
+            cursor = chunk.cursor
+            yield chunk
+
+    def import_rows(
+        self, table: str, ids: NDArray[np.int64], rows: NDArray[np.float32], state: NDArray[np.float32] | None = None
+    ) -> int:
+        """Creates or overwrites the rows that this rank owns; returns how many belonged to other ranks.
+
+        Args:
+            table: name of the table.
+            ids: (n) int64, distinct.
+            rows: (n, D) float32.
+            state: (n, s) float32 optimizer state, or None for the initial state.
+        """
+        group, index = self._find(table)
+        if rows.shape != (len(ids), group.layout.dim):
+            raise ValueError(
+                f"table {table!r}: rows must have shape ({len(ids)}, {group.layout.dim}) for "
+                f"{len(ids)} ids, received {rows.shape}"
+            )
+        return int(mix_cache_ops.import_rows(group.cache, index, ids, rows, state))
+
+    def steps(self) -> Mapping[str, int]:
+        """Optimizer step of each group, by group name."""
+        return {group.name: int(mix_cache_ops.get_step(group.cache)) for group in self.groups}
+
+    def set_step(self, step: int) -> None:
+        """Sets every group's optimizer step (restore; FC 22)."""
+        for group in self.groups:
+            mix_cache_ops.set_step(group.cache, step)

@@ -1,0 +1,248 @@
+"""HybridModel: a keras.Model whose fit, evaluate and predict run on any number of ranks.
+
+    hvd_ctr.init()
+    model = hvd_ctr.HybridModel(inputs, outputs)          # an ordinary functional model over emb(inputs); subclassing
+    works too model.compile(optimizer=keras.optimizers.Adam(1e-3), loss="binary_crossentropy",
+    metrics=[hvd_ctr.DistributedAUC()]) model.fit(dataset, validation_data=..., epochs=...)
+
+Data rule: every rank passes its own part of the data (e.g. `dataset.shard(comm.size, comm.rank)`); nothing is sharded
+behind your back. Ranks may hold different numbers of batches: all samples are used, ranks that ran dry join with
+zero-row batches, all stop together.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_ctr import comm as comms
+from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
+from hvd_ctr.training import agreed_data, metrics
+from hvd_ctr.training.train_step import StepResult, batch_facts, hybrid_train_step
+
+logger = logging.getLogger("hvd_ctr")
+
+
+def _refuse_unsupported_layers(model: keras.Model) -> None:
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            raise ValueError(
+                f"layer {layer.name!r} is a BatchNormalization: its statistics are of one rank's "
+                "samples, so the model would depend on the "
+                "number of ranks, and a zero-row batch would make them NaN; use LayerNormalization or none"
+            )
+
+
+def _common_reduction(model: keras.Model) -> str | None:
+    """The one reduction of all compiled losses.
+
+    Raises:
+        ValueError: losses with different reductions (their sum has no single scale over ranks).
+    """
+    losses = [model._compile_loss._user_loss] if model._compile_loss is not None else []
+    reductions = set()
+    for loss in tf.nest.flatten(losses):
+        loss = keras.losses.get(loss) if isinstance(loss, str) else loss
+        reductions.add(getattr(loss, "reduction", "sum_over_batch_size"))
+    if len(reductions) > 1:
+        raise ValueError(f"all losses must share one reduction, received {sorted(map(str, reductions))}")
+    return reductions.pop() if reductions else "sum_over_batch_size"
+
+
+class HybridModel(keras.Model):
+    """See the module docstring.
+
+    Attributes:
+        embedding_learning_rate_scale: float32 tf.Variable, 1.0; multiplies every table's learning rate (schedules,
+            warm-up).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._hvd_ctr_init()
+
+    def _hvd_ctr_init(self) -> None:
+        self.embedding_learning_rate_scale = tf.Variable(
+            1.0, trainable=False, dtype=tf.float32, name="embedding_learning_rate_scale"
+        )
+        self._synchronised = False
+
+    @property
+    def embeddings(self) -> list[MixCacheEmbedding]:
+        """The model's MixCacheEmbedding layers, nested ones too."""
+        return [layer for layer in self._flatten_layers(include_self=False) if isinstance(layer, MixCacheEmbedding)]
+
+    def compile(
+        self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, jit_compile: Any = "auto", **kwargs: Any
+    ) -> None:
+        """keras.Model.compile, refusing what cannot work here.
+
+        Raises:
+            ValueError: jit_compile=True (collectives have no XLA kernels), Horovod's DistributedOptimizer (under Keras
+                3 it does not average; HybridModel already does), a loss-scaling optimizer, or BatchNormalization
+                layers.
+        """
+        if jit_compile is True:
+            raise ValueError(
+                "jit_compile=True: collectives and cache ops have no XLA kernels; leave jit_compile at its default"
+            )
+        _refuse_unsupported_layers(self)
+        super().compile(optimizer, loss, *args, jit_compile=False, **kwargs)
+        if "horovod" in type(self.optimizer).__module__ or hasattr(self.optimizer, "_allreduce_grads"):
+            raise ValueError(
+                "optimizer is a Horovod DistributedOptimizer: pass the plain Keras optimizer, "
+                "HybridModel sums gradients itself"
+            )
+        if isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "LossScaleOptimizer (mixed_float16) would scale row gradients; use the "
+                "mixed_bfloat16 policy, which needs no loss scaling"
+            )
+
+    # ---- steps ----
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One hybrid step on this rank's batch; logs are this rank's until the end of the epoch."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        result = self.hybrid_step(x, y, sample_weight)
+        self._loss_tracker.update_state(result.loss, sample_weight=batch_facts(x, None).rows)
+        return self._update_metrics(x, y, result.predictions, sample_weight)
+
+    def hybrid_step(self, x: Any, y: Any, sample_weight: Any = None) -> StepResult:
+        """The step without metrics, for hand-written loops over a compiled model."""
+        return hybrid_train_step(
+            self,
+            self.optimizer,
+            lambda predictions: self.compute_loss(x, y, predictions, sample_weight, training=True),
+            x,
+            batch_facts(x, sample_weight),
+            _common_reduction(self),
+            self.embedding_learning_rate_scale,
+        )
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """Forward only; reads rows and changes nothing."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        predictions = self(x, training=False)
+        loss = self.compute_loss(x, y, predictions, sample_weight, training=False)
+        rows = batch_facts(x, None).rows
+        self._loss_tracker.update_state(tf.where(rows > 0, loss, 0.0), sample_weight=rows)
+        return self._update_metrics(x, y, predictions, sample_weight)
+
+    def _update_metrics(self, x: Any, y: Any, predictions: Any, sample_weight: Any) -> dict[str, Any]:
+        self._in_step = True
+        try:
+            logs: dict[str, Any] = self.compute_metrics(x, y, predictions, sample_weight=sample_weight)
+            return logs
+        finally:
+            self._in_step = False
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Inside a step: this rank's values. At the end of an epoch or evaluation: over all ranks, the same on each
+        (FC 78).
+        """
+        if tf.inside_function() or getattr(self, "_in_step", False):
+            local: dict[str, Any] = super().get_metrics_result()
+            return local
+        with metrics.reduced(self.metrics, comms.current()):
+            return {name: float(value) for name, value in super().get_metrics_result().items()}
+
+    # ---- loops ----
+
+    def synchronise(self) -> None:
+        """Copies rank 0's dense weights and optimizer state to all ranks. fit calls it once; call it after changing
+        weights on one rank by hand. Collective.
+        """
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.trainable_variables)
+        variables = [*self.trainable_variables, *(self.optimizer.variables if self.optimizer is not None else [])]
+        comms.current().broadcast_variables([variable.value for variable in variables])
+        self._synchronised = True
+
+    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """keras.Model.fit on this rank's part of the data. All ranks call it; only rank 0 shows progress."""
+        names = (
+            "batch_size",
+            "epochs",
+            "verbose",
+            "callbacks",
+            "validation_split",
+            "validation_data",
+            "shuffle",
+            "class_weight",
+            "sample_weight",
+        )
+        kwargs.update(zip(names, args, strict=False))
+        comm = comms.current()
+        callbacks = [_SynchroniseOnce(), *(kwargs.pop("callbacks", None) or [])]
+        if kwargs.get("validation_split"):
+            raise ValueError(
+                "validation_split is not supported over ranks; pass validation_data, each rank its own part"
+            )
+        data = agreed_data.agree(
+            comm,
+            x,
+            y,
+            kwargs.pop("sample_weight", None),
+            kwargs.pop("batch_size", None) or 32,
+            shuffle=bool(kwargs.pop("shuffle", True)),
+            steps=kwargs.get("steps_per_epoch"),
+            class_weight=kwargs.pop("class_weight", None),
+        )
+        if kwargs.get("validation_data") is not None:
+            kwargs["validation_data"] = self._agreed_validation(kwargs["validation_data"], kwargs)
+        kwargs["verbose"] = self._verbose(kwargs.get("verbose", "auto"))
+        return super().fit(data, callbacks=callbacks, **kwargs)
+
+    def _agreed_validation(self, validation_data: Any, kwargs: dict[str, Any]) -> Any:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+        batch_size = kwargs.pop("validation_batch_size", None) or 32
+        return agreed_data.agree(comms.current(), x, y, sample_weight, batch_size, steps=kwargs.get("validation_steps"))
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """keras.Model.evaluate on this rank's part; the returned values are over all ranks, the same on each."""
+        if not kwargs.get("_use_cached_eval_dataset"):
+            x, y, sample_weight = (
+                agreed_data.agree(comms.current(), x, y, sample_weight, batch_size or 32, steps=steps),
+                None,
+                None,
+            )
+        return super().evaluate(
+            x, y, verbose=self._verbose(verbose), sample_weight=sample_weight, steps=steps, **kwargs
+        )
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """keras.Model.predict on this rank's part: returns this rank's predictions, in order. Collective."""
+        data = agreed_data.agree(comms.current(), x, None, None, batch_size or 32, steps=steps)
+        return super().predict(data, verbose=self._verbose(verbose), steps=steps, callbacks=callbacks)
+
+    def _verbose(self, verbose: Any) -> Any:
+        return verbose if comms.current().rank == 0 else 0
+
+
+class _SynchroniseOnce(keras.callbacks.Callback):
+    """Makes all ranks start from rank 0's dense weights (FC 12)."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        if not self.model._synchronised:
+            self.model.synchronise()

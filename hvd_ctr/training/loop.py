@@ -1,0 +1,275 @@
+"""Trainer: the hand-written loop behind `hvd-ctr train`, `evaluate` and `predict`. It calls the same train step as
+Keras' fit.
+
+Every method is collective: all ranks call it with their own reader of the same data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hvd_ctr import comm as comms
+from hvd_ctr.config import TrainConfig
+from hvd_ctr.data import Batch, Reader
+from hvd_ctr.training import checkpoint, metrics
+from hvd_ctr.training.agreed_data import agreed_batches
+from hvd_ctr.training.checkpoint import Progress
+from hvd_ctr.training.hybrid_model import HybridModel
+from hvd_ctr.training.progress import ProgressReport
+
+Tensor = Any
+_WARM_UP_STEPS = 3  # traced and first-touch steps, left out of samples/s
+
+
+@dataclasses.dataclass
+class TrainResult:
+    """Figures of a training run, over all ranks: steps, samples, wall seconds, samples/s after warm-up, last
+    metrics.
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    samples_per_second: float
+    train_metrics: dict[str, float]
+    eval_metrics: dict[str, float]
+
+
+def ctr_metrics() -> list[Any]:
+    """The metrics of a click model on logits: AUC, log loss, normalised entropy, calibration."""
+    return [
+        metrics.DistributedAUC(name="auc", from_logits=True),
+        metrics.LogLoss(name="log_loss", from_logits=True),
+        metrics.NormalizedEntropy(name="normalized_entropy", from_logits=True),
+        metrics.Calibration(name="calibration", from_logits=True),
+    ]
+
+
+class Trainer:
+    """Runs a compiled HybridModel with inputs `dense_features` (B, X) and `ids` (B, F) and logits (B, 1).
+
+    Args:
+        model: compiled.
+        config: the run's configuration.
+        progress: where training stands (from a checkpoint).
+    """
+
+    def __init__(self, model: HybridModel, config: TrainConfig, progress: Progress | None = None) -> None:
+        self._comm = comms.current()
+        self._model, self._config = model, config
+        self.progress = progress or Progress()
+        self._train_metrics, self._eval_metrics = ctr_metrics(), ctr_metrics()
+        dense = tf.TensorSpec([None, len(config.data.dense_names())], tf.float32)
+        ids = tf.TensorSpec([None, len(config.data.sparse_names())], tf.int64)
+        labels = tf.TensorSpec([None], tf.float32)
+        self._train_step = tf.function(self._train_step_body, input_signature=[dense, ids, labels])
+        self._test_step = tf.function(self._test_step_body, input_signature=[dense, ids, labels])
+        self._scores = tf.function(self._scores_body, input_signature=[dense, ids])
+        self.run_dir = config.resolved_run_dir()
+
+    # ---- steps ----
+
+    def _train_step_body(self, dense: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
+        labels = labels[:, None]
+        result = self._model.hybrid_step({"dense_features": dense, "ids": ids}, labels)
+        for metric in self._train_metrics:
+            metric.update_state(labels, result.predictions)
+        return result.global_rows
+
+    def _logits(self, dense: Tensor, ids: Tensor) -> Tensor:
+        return self._model({"dense_features": dense, "ids": ids}, training=False)
+
+    def _test_step_body(self, dense: Tensor, ids: Tensor, labels: Tensor) -> None:
+        logits = self._logits(dense, ids)
+        for metric in self._eval_metrics:
+            metric.update_state(labels[:, None], logits)
+
+    def _scores_body(self, dense: Tensor, ids: Tensor) -> Tensor:
+        return tf.sigmoid(self._logits(dense, ids))[:, 0]
+
+    def _batches(self, reader: Reader, epoch: int) -> Iterator[Batch]:
+        dense, sparse = len(self._config.data.dense_names()), len(self._config.data.sparse_names())
+        return agreed_batches(self._comm, reader.epoch(epoch), lambda: Batch.empty(dense, sparse))
+
+    # ---- loops ----
+
+    def train(self, reader: Reader, eval_reader: Reader | None) -> TrainResult:
+        """Trains from `progress` to the end of the last epoch or max_steps; evaluates after each epoch (and every
+        eval_every_steps).
+        """
+        loop = self._config.train
+        self._model.synchronise()
+        start, samples, clock = time.perf_counter(), 0, _Throughput()
+        train_values: dict[str, float] = {}
+        eval_values: dict[str, float] = {}
+        evaluated_at = -1
+        with ProgressReport("train", self._comm.rank, self.run_dir / "tensorboard") as report:
+            for epoch in range(self.progress.epoch, loop.epochs):
+                metrics.reset(self._train_metrics)
+                for batch in self._batches(reader, epoch):
+                    rows = int(self._train_step(batch.dense, batch.ids, batch.labels))
+                    samples += rows
+                    clock.tick(rows)
+                    self.progress = Progress(self.progress.step + 1, epoch, self.progress.step_in_epoch + 1)
+                    step = self.progress.step
+                    report.position(f"epoch {epoch + 1}/{loop.epochs} step {step:,}", self._fraction(reader, epoch))
+                    if step % loop.log_every_steps == 0:
+                        train_values = self._train_values(clock)
+                        report.values(step, train_values, f"epoch {epoch + 1}/{loop.epochs} step {step:,}")
+                    if loop.eval_every_steps and step % loop.eval_every_steps == 0 and eval_reader is not None:
+                        eval_values, evaluated_at = self._timed_out_evaluation(eval_reader, clock, report), step
+                    if self._config.checkpoint.every_steps and step % self._config.checkpoint.every_steps == 0:
+                        with clock.paused():
+                            self.save()
+                    if step == loop.max_steps:
+                        break
+                train_values = self._train_values(clock)
+                report.values(
+                    self.progress.step,
+                    train_values,
+                    f"epoch {epoch + 1}/{loop.epochs} step {self.progress.step:,}",
+                    True,
+                )
+                if eval_reader is not None and evaluated_at != self.progress.step:
+                    eval_values, evaluated_at = (
+                        self._timed_out_evaluation(eval_reader, clock, report),
+                        self.progress.step,
+                    )
+                if self.progress.step == loop.max_steps:
+                    break
+                self.progress = Progress(self.progress.step, epoch + 1, 0)
+        if self._config.checkpoint.at_end:
+            self.save()
+        seconds = time.perf_counter() - start
+        return TrainResult(self.progress.step, samples, seconds, clock.samples_per_second(), train_values, eval_values)
+
+    def _fraction(self, reader: Reader, epoch: int) -> float:
+        loop = self._config.train
+        by_data = (epoch + reader.fraction_read()) / loop.epochs
+        return max(by_data, self.progress.step / loop.max_steps) if loop.max_steps else by_data
+
+    def _train_values(self, clock: _Throughput) -> dict[str, float]:
+        values = metrics.reduce_metrics(self._train_metrics, self._comm)
+        hits, unique, _ = self.cache_totals()
+        for embedding in self._model.embeddings:
+            embedding.sharded.warn_of_invalid_ids()
+        return {
+            "loss": values["log_loss"],
+            "auc": values["auc"],
+            "samples_per_second": clock.samples_per_second(),
+            "hit_rate": hits / unique if unique else 0.0,
+        }
+
+    def cache_totals(self) -> tuple[int, int, int]:
+        """(hits, unique keys, invalid ids) over all ranks since the start."""
+        totals = [embedding.cache_stats()["total"] for embedding in self._model.embeddings]
+        mine = [int(sum(total[name] for total in totals)) for name in ("hits", "unique", "invalid_ids")]
+        everyone = self._comm.allgather_object(mine)
+        # invalid_ids is counted from the key headers and so over all ranks already.
+        return sum(values[0] for values in everyone), sum(values[1] for values in everyone), mine[2]
+
+    def _timed_out_evaluation(self, reader: Reader, clock: _Throughput, report: ProgressReport) -> dict[str, float]:
+        with clock.paused():
+            values = self.evaluate(reader)
+        report.values(self.progress.step, {f"eval_{name}": value for name, value in values.items()}, "evaluation", True)
+        return values
+
+    def evaluate(self, reader: Reader) -> dict[str, float]:
+        """Metrics over all ranks' parts of one pass, the same on every rank. Changes no row and no cache state."""
+        metrics.reset(self._eval_metrics)
+        for batch in self._batches(reader, 0):
+            self._test_step(batch.dense, batch.ids, batch.labels)
+        return metrics.reduce_metrics(self._eval_metrics, self._comm)
+
+    def predict(self, reader: Reader, output: Path) -> dict[str, int]:
+        """Writes one score per input line, in input order, on rank 0; a line that could not be read gets `nan`.
+
+        Returns:
+            Lines and nan lines written, on every rank.
+        """
+        written, missing = 0, 0
+        file = output.open("w") if self._comm.rank == 0 else None
+        try:
+            with ProgressReport("predict", self._comm.rank) as report:
+                for batch in self._batches(reader, 0):
+                    rows, scores = self._to_rank_0(batch)
+                    if file is not None and len(rows):
+                        lines = np.full(int(rows[-1]) + 1 - written, np.nan, np.float32)
+                        lines[rows - written] = scores
+                        missing += int(np.isnan(lines).sum())
+                        written += len(lines)
+                        file.writelines(f"{score:.8g}\n" for score in lines)
+                    report.position(f"{written:,} lines", reader.fraction_read())
+            total = sum(self._comm.allgather_object(reader.counts()["lines"]))
+            if file is not None:
+                file.writelines("nan\n" for _ in range(total - written))
+                missing, written = missing + total - written, total
+        finally:
+            if file is not None:
+                file.close()
+        counts: dict[str, int] = self._comm.broadcast_object({"lines": written, "nan": missing})
+        return counts
+
+    def _to_rank_0(self, batch: Batch) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Row numbers and scores of all ranks in input order on rank 0 (ranks hold consecutive slices), nothing
+        elsewhere.
+        """
+        scores = self._scores(batch.dense, batch.ids)
+        splits = np.zeros(self._comm.size, np.int32)
+        splits[0] = len(batch.rows)
+        rows, _ = self._comm.alltoall(tf.constant(batch.rows), splits, "hvd_ctr.predict.rows")
+        scores, _ = self._comm.alltoall(scores, splits, "hvd_ctr.predict.scores")
+        return np.asarray(rows), np.asarray(scores)
+
+    def save(self) -> Path:
+        """Writes a checkpoint of the present step into the run folder."""
+        directory = self.run_dir / "checkpoints" / f"step-{self.progress.step:08d}"
+        return checkpoint.save(directory, self._model, [e.sharded for e in self._model.embeddings], self.progress)
+
+
+class _Throughput:
+    """Samples per second of training steps after warm-up; evaluation and saving are paused out."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._samples = 0
+        self._begin = time.perf_counter()
+        self._last = self._begin
+
+    def tick(self, samples: int) -> None:
+        self._steps += 1
+        self._last = time.perf_counter()
+        if self._steps <= _WARM_UP_STEPS:
+            self._begin = self._last
+        else:
+            self._samples += samples
+
+    def samples_per_second(self) -> float:
+        seconds = self._last - self._begin
+        return self._samples / seconds if seconds > 0 else 0.0
+
+    def paused(self) -> _Pause:
+        return _Pause(self)
+
+    def skip(self, seconds: float) -> None:
+        self._begin += seconds
+        self._last += seconds
+
+
+class _Pause:
+    def __init__(self, clock: _Throughput) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.skip(time.perf_counter() - self._start)

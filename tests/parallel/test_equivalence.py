@@ -1,0 +1,150 @@
+"""The central test: W ranks with any cache equal one process with dense tables (DESIGN invariant 7).
+
+Every rank runs the slow reference on the global batches: rows by tests/support/dense_reference.py, the dense tower as a
+plain Keras model. Compared after 50 steps: every row and its optimizer state, every dense weight.
+
+How the bounds were chosen: runs differ from the reference in the order of float32 sums (over a batch's duplicates, over
+ranks). One sum of n terms of size g rounds by at most n * 2^-24 * g. Gradients here are below 0.1, sums have at most 60
+terms and each of 50 steps moves a row by learning_rate * gradient: 50 * 0.1 * 60 * 6e-8 * 0.1 is about 2e-6 in the
+worst case and 1e-7 in practice, so 1e-6 holds with room. Adam divides by the root of the second moment, which magnifies
+relative errors of small gradients: 1e-5.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ctr
+from hvd_ctr.comm import Comm
+from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
+from tests.support.dense_reference import DenseReference
+from tests.support.hybrid import exported, logits_model, needed_slots, share, unique_name
+
+_STEPS, _GB, _DIM, _X, _SEED = 50, 40, 4, 3, 11
+_TOLERANCE = {"sgd": 1e-6, "adagrad": 1e-6, "rowwise_adagrad": 1e-6, "ftrl": 1e-6, "adam": 1e-5}
+_KINDS = tuple(_TOLERANCE)
+_SIZES = ("just enough", "twice", "all rows")
+# Every optimizer with both policies, and every cache size with every optimizer; the rest of the product adds nothing
+# new.
+_CASES = [(kind, _SIZES[(i + j) % 3], ("lru", "lfu")[(i + j) % 2]) for i, kind in enumerate(_KINDS) for j in range(3)]
+
+
+def _features(kind: str) -> list[FeatureConfig]:
+    """Four features, two of which share a table."""
+    optimizer = SparseOptimizerConfig(kind=kind, learning_rate=0.1, l1=0.001 if kind == "ftrl" else 0.0)
+    item, user, place = (TableConfig(name, dim=_DIM, optimizer=optimizer) for name in ("item", "user", "place"))
+    return [
+        FeatureConfig("item", table=item),
+        FeatureConfig("user", table=user),
+        FeatureConfig("other_item", table=item),
+        FeatureConfig("place", table=place),
+    ]
+
+
+@functools.cache
+def _stream() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """ids (steps, GB, F) with heavy duplicates and a moving working set, dense (steps, GB, X), labels (steps, GB,
+    1).
+    """
+    generator = np.random.default_rng(5)
+    ids = generator.zipf(1.4, (_STEPS, _GB, 4)).clip(max=40) + 20 * (np.arange(_STEPS) % 4)[:, None, None]
+    ids[:, ::7, 1] = 2**63 - 1 - ids[:, ::7, 1]
+    dense = generator.random((_STEPS, _GB, _X), np.float32)
+    return ids.astype(np.int64), dense, (generator.random((_STEPS, _GB, 1)) < 0.3).astype(np.float32)
+
+
+def _hybrid(kind: str, slots: int, policy: str) -> tuple[hvd_ctr.HybridModel, hvd_ctr.MixCacheEmbedding]:
+    layer = hvd_ctr.MixCacheEmbedding(
+        _features(kind), CacheConfig(slots=slots, policy=policy), seed=_SEED, name=unique_name("equal")
+    )
+    ids, numbers = keras.Input((4,), dtype="int64", name="ids"), keras.Input((_X,), name="numbers")
+    model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits_model(layer(ids), numbers))
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.BinaryCrossentropy(from_logits=True))
+    model.synchronise()
+    return model, layer
+
+
+@functools.cache
+def _reference(kind: str) -> tuple[DenseReference, list[np.ndarray]]:
+    """The tables and dense weights of one process after all steps."""
+    features = _features(kind)
+    reference = DenseReference(list({f.table.name: f.table for f in features}.values()), seed=_SEED)
+    vectors, numbers = keras.Input((4, _DIM)), keras.Input((_X,))
+    tower = keras.Model([vectors, numbers], logits_model(vectors, numbers))
+    optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.BinaryCrossentropy(from_logits=True)
+
+    @tf.function
+    def gradients(rows, dense, labels):
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            value = loss(labels, tower([rows, dense]))
+        return tape.gradient(value, [rows, *(v.value for v in tower.trainable_variables)])
+
+    for ids, dense, labels in zip(*_stream(), strict=True):
+        rows = np.stack([reference.lookup(f.table.name, ids[:, i]) for i, f in enumerate(features)], axis=1)
+        d_rows, *d_dense = gradients(tf.constant(rows), dense, labels)
+        optimizer.apply(d_dense, tower.trainable_variables)
+        reference.next_step()
+        for table in dict.fromkeys(f.table.name for f in features):
+            columns = [i for i, f in enumerate(features) if f.table.name == table]
+            reference.apply(table, ids[:, columns].ravel(), np.asarray(d_rows)[:, columns].reshape(-1, _DIM))
+    return reference, [np.asarray(w) for w in tower.weights]
+
+
+@pytest.mark.parametrize(("kind", "size", "policy"), _CASES)
+def test_any_ranks_and_cache_equal_the_dense_reference(comm: Comm, kind: str, size: str, policy: str) -> None:
+    reference, weights = _reference(kind)
+    ids, dense, labels = _stream()
+    probe = _hybrid(kind, 1, "lru")[1].sharded
+    needed = max(comm.allgather_object(needed_slots(probe, ids)))
+    slots = {"just enough": needed, "twice": 2 * needed, "all rows": 4096}[size]
+    model, layer = _hybrid(kind, slots, policy)
+    run = tf.function(lambda x, y: model.hybrid_step(x, y).loss, reduce_retracing=True, autograph=False)
+    for step_ids, step_dense, step_labels in zip(ids, dense, labels, strict=True):
+        mine = share(comm, np.arange(_GB))
+        run(
+            {"ids": tf.constant(step_ids[mine]), "numbers": tf.constant(step_dense[mine])},
+            tf.constant(step_labels[mine]),
+        )
+    for left, right in zip(model.weights, weights, strict=True):
+        np.testing.assert_allclose(left, right, rtol=0, atol=_TOLERANCE[kind])
+    for table in ("item", "user", "place"):
+        rows = exported(layer.sharded, comm, table)
+        records = {row_id: record for (name, row_id), record in reference.records.items() if name == table}
+        assert sorted(rows) == sorted(records)
+        for row_id, (row, state) in rows.items():
+            expected = np.concatenate([np.zeros(0), *records[row_id].state.values()])
+            np.testing.assert_allclose(row, records[row_id].row, rtol=0, atol=_TOLERANCE[kind])
+            np.testing.assert_allclose(state, expected, rtol=1e-5, atol=_TOLERANCE[kind])
+    total = layer.cache_stats()["total"]
+    assert (total["evictions"] > 0) == (size != "all rows") or comm.size > 1
+    assert total["foreign_keys"] == 0 and total["pinned_slots"] == 0
+
+
+def test_cache_size_and_policy_do_not_change_one_bit(comm: Comm) -> None:
+    """Promise 1: with the same ranks the bits are equal."""
+    ids, dense, labels = _stream()
+    needed = max(comm.allgather_object(needed_slots(_hybrid("adam", 1, "lru")[1].sharded, ids)))
+    outcomes = []
+    for slots, policy in itertools.product((needed, needed + needed // 5, 4096), ("lru", "lfu")):
+        model, layer = _hybrid("adam", slots, policy)
+        run = tf.function(
+            lambda x, y, model=model: model.hybrid_step(x, y).loss, reduce_retracing=True, autograph=False
+        )
+        mine = share(comm, np.arange(_GB))
+        for step in range(20):
+            run(
+                {"ids": tf.constant(ids[step][mine]), "numbers": tf.constant(dense[step][mine])},
+                tf.constant(labels[step][mine]),
+            )
+        rows = {table: exported(layer.sharded, comm, table) for table in ("item", "user", "place")}
+        bits = [np.asarray(w).tobytes() for w in model.weights]
+        bits += [entry.tobytes() for table in rows.values() for row_id in sorted(table) for entry in table[row_id]]
+        outcomes.append(b"".join(bits))
+    assert all(outcome == outcomes[0] for outcome in outcomes)

@@ -1,0 +1,230 @@
+"""HybridModel through Keras' own loops at any number of ranks (FC 5, 12, 18, 22, 26, 29, 49, 64, 67, 77, 78)."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_ctr
+from hvd_ctr.comm import Comm
+from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
+from tests.support.hybrid import exported, logits_model, share, unique_name
+
+_F, _X, _GB = 3, 2, 24
+
+
+def _model(kind: str = "sgd", **kwargs) -> tuple[hvd_ctr.HybridModel, hvd_ctr.MixCacheEmbedding]:
+    tables = [
+        TableConfig(f"t{i}", dim=4, optimizer=SparseOptimizerConfig(kind=kind, learning_rate=0.1)) for i in range(_F)
+    ]
+    layer = hvd_ctr.MixCacheEmbedding(
+        [FeatureConfig(f"f{i}", table=t) for i, t in enumerate(tables)],
+        CacheConfig(slots=512),
+        seed=5,
+        name=unique_name("fit"),
+    )
+    inputs = {"ids": keras.Input((_F,), dtype="int64", name="ids"), "numbers": keras.Input((_X,), name="numbers")}
+    model = hvd_ctr.HybridModel(inputs, logits_model(layer(inputs["ids"]), inputs["numbers"]))
+    model.compile(keras.optimizers.Adam(0.01), keras.losses.BinaryCrossentropy(from_logits=True), **kwargs)
+    return model, layer
+
+
+def _data(rows: int, seed: int = 0) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    generator = np.random.default_rng(seed)
+    ids = generator.zipf(1.5, (rows, _F)).clip(max=50).astype(np.int64)
+    return {"ids": ids, "numbers": generator.random((rows, _X), np.float32)}, (
+        generator.random((rows, 1)) < 0.3
+    ).astype(np.float32)
+
+
+def _global_batches(comm: Comm, rows: int) -> tf.data.Dataset:
+    """This rank's slices of consecutive global batches."""
+    x, y = _data(rows)
+    parts = [share(comm, np.arange(b, min(b + _GB, rows))) for b in range(0, rows, _GB)]
+
+    def batches():
+        for part in parts:
+            yield {name: value[part] for name, value in x.items()}, y[part]
+
+    signature = (
+        {"ids": tf.TensorSpec([None, _F], tf.int64), "numbers": tf.TensorSpec([None, _X])},
+        tf.TensorSpec([None, 1]),
+    )
+    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+
+def _state(model, layer, comm: Comm) -> dict[str, np.ndarray]:
+    rows = {f"t{i}": exported(layer.sharded, comm, f"t{i}") for i in range(_F)}
+    state = {f"weight{i}": np.asarray(w) for i, w in enumerate(model.weights)}
+    for table, entries in rows.items():
+        state[table] = np.stack([np.concatenate([[i], *entries[i]]) for i in sorted(entries)])
+    return state
+
+
+def _assert_equal(left, right, tolerance: float) -> None:
+    for name, value in left.items():
+        np.testing.assert_allclose(value, right[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", [{}, {"steps_per_execution": 4}, {"run_eagerly": True}])
+def test_fit_equals_the_hand_written_loop(comm: Comm, mode: dict) -> None:
+    """All modes of fit, uneven last batch included, against the raw loop over the same global batches."""
+    rows = 5 * _GB + 7
+    fitted, fitted_layer = _model(**mode)
+    fitted.fit(_global_batches(comm, rows), epochs=2, verbose=0)
+    looped, looped_layer = _model()
+    looped.synchronise()
+    run = tf.function(lambda x, y: looped.hybrid_step(x, y).loss, reduce_retracing=True)
+    for _ in range(2):
+        for x, y in _global_batches(comm, rows):
+            run(x, y)
+    _assert_equal(_state(fitted, fitted_layer, comm), _state(looped, looped_layer, comm), 1e-6)
+
+
+def test_dense_weights_agree_bit_for_bit_on_all_ranks(comm: Comm) -> None:
+    """FC 10, 12: different seeds, active clipping."""
+    keras.utils.set_random_seed(100 + comm.rank)
+    model, _ = _model()
+    model.compile(keras.optimizers.Adam(0.01, global_clipnorm=1e-3), keras.losses.BinaryCrossentropy(from_logits=True))
+    model.fit(_global_batches(comm, 4 * _GB), verbose=0)
+    mine = [np.asarray(w).tobytes().hex() for w in [*model.weights, *model.optimizer.variables]]
+    assert all(other == mine for other in comm.allgather_object(mine))
+
+
+@pytest.mark.parametrize("known_length", [True, False])
+@pytest.mark.parametrize("counts", [(10, 7), (10, 0)])
+def test_ranks_with_different_numbers_of_batches(comm: Comm, known_length: bool, counts: tuple[int, int]) -> None:
+    """FC 64: everybody trains max(counts) steps; all samples are used."""
+    batches = counts[comm.rank % 2]
+    x, y = _data(max(1, batches) * 4, seed=comm.rank)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(4).take(batches)
+    if not known_length:
+        data = data.filter(lambda *_: True)
+    model, layer = _model()
+    model.fit(data, epochs=2, verbose=0, validation_data=data)
+    assert layer.cache_stats()["total"]["steps"] == 2 * max(counts[: comm.size])
+    assert np.isfinite(np.concatenate([np.asarray(w).ravel() for w in model.weights])).all()
+
+
+def test_arrays_and_weights(comm: Comm) -> None:
+    """Sample weights scale samples: weight 0 equals leaving the sample's influence out; class_weight is the same as
+    weights.
+    """
+    x, y = _data(_GB)
+    mine = share(comm, np.arange(_GB))
+    part = {name: value[mine] for name, value in x.items()}
+    by_class, by_weight = _model(), _model()
+    by_class[0].fit(part, y[mine], batch_size=_GB, class_weight={0: 1.0, 1: 3.0}, shuffle=False, verbose=0)
+    by_weight[0].fit(
+        part, y[mine], batch_size=_GB, sample_weight=np.where(y[mine][:, 0] > 0, 3.0, 1.0), shuffle=False, verbose=0
+    )
+    _assert_equal(_state(*by_class, comm), _state(*by_weight, comm), 0)
+
+
+def test_metrics_are_of_all_ranks_together(comm: Comm) -> None:
+    x, y = _data(2000)
+    part = share(comm, np.arange(2000))
+    model, _ = _model(
+        metrics=[hvd_ctr.DistributedAUC(name="auc", from_logits=True), keras.metrics.BinaryAccuracy(threshold=0.0)]
+    )
+    values = model.evaluate({n: v[part] for n, v in x.items()}, y[part], batch_size=16, return_dict=True, verbose=0)
+    assert all(other == values for other in comm.allgather_object(values))
+    logits = np.concatenate(
+        [
+            part
+            for rank in comm.allgather_object(model.predict({n: v[part] for n, v in x.items()}, verbose=0).tolist())
+            for part in [np.array(rank)]
+        ]
+    )
+    order, positive = logits[:, 0], y[:, 0] > 0
+    pairs = (order[positive][:, None] > order[~positive]).mean() + 0.5 * (
+        order[positive][:, None] == order[~positive]
+    ).mean()
+    assert values["auc"] == pytest.approx(pairs, abs=1e-4)
+    assert values["binary_accuracy"] == pytest.approx(((order > 0) == positive).mean(), abs=1e-6)
+    assert values["loss"] == pytest.approx(np.mean(np.logaddexp(0, order) - order * positive), abs=1e-5)
+
+
+def test_evaluation_changes_nothing(comm: Comm) -> None:
+    """FC 49: unseen ids, full cache."""
+    model, layer = _model("adam")
+    model.fit(_global_batches(comm, 4 * _GB), verbose=0)
+    before = _state(model, layer, comm), layer.cache_stats()
+    x, y = _data(64, seed=9)
+    x["ids"] = x["ids"] + 10_000
+    first = model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    assert model.evaluate(x, y, verbose=0) == first
+    _assert_equal(before[0], _state(model, layer, comm), 0)
+    assert before[1] == layer.cache_stats()
+
+
+def test_frozen_embedding_does_not_move(comm: Comm) -> None:
+    """FC 26."""
+    model, layer = _model()
+    layer.trainable = False
+    seen = np.arange(51)
+    before = layer.get_rows("t0", seen)
+    model.fit(_global_batches(comm, 2 * _GB), verbose=0)
+    np.testing.assert_array_equal(layer.get_rows("t0", seen), before)
+
+
+def test_unseen_ids_have_the_same_default_on_every_rank(comm: Comm) -> None:
+    """FC 48: the deterministic first value, whatever rank owns the id."""
+    _, layer = _model()
+    rows = layer.get_rows("t1", np.arange(100, 200))
+    assert all(other == rows.tolist() for other in comm.allgather_object(rows.tolist()))
+    assert np.abs(rows).max() <= 0.05 and len(np.unique(rows[:, 0])) > 90
+
+
+@pytest.mark.parametrize("problem", ["jit", "batch_norm", "loss_scale", "endless"])
+def test_what_cannot_work_is_refused(comm: Comm, problem: str) -> None:
+    model, _ = _model()
+    with pytest.raises(
+        ValueError,
+        match={
+            "jit": "jit_compile",
+            "batch_norm": "BatchNormalization",
+            "loss_scale": "mixed_bfloat16",
+            "endless": "never ends",
+        }[problem],
+    ):
+        if problem == "jit":
+            model.compile("sgd", "mse", jit_compile=True)
+        elif problem == "batch_norm":
+            x = keras.Input((2,))
+            hvd_ctr.HybridModel(x, keras.layers.BatchNormalization()(x)).compile("sgd", "mse")
+        elif problem == "loss_scale":
+            model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
+        else:
+            model.fit(_global_batches(comm, _GB).repeat(), verbose=0)
+
+
+def test_a_stock_embedding_beside_ours(comm: Comm) -> None:
+    """FC 5: its sparse gradients are summed like dense ones. (Keras' own Adam squares the entries of a sparse
+    gradient one by one, duplicates unsummed, so the one-process reference makes the gradient dense first.)
+    """
+    x, y = _data(_GB)
+    part = share(comm, np.arange(_GB))
+
+    def build(kind):
+        inputs = {"ids": keras.Input((_F,), dtype="int64", name="ids"), "numbers": keras.Input((_X,), name="numbers")}
+        small = keras.layers.Embedding(64, 4, embeddings_initializer=keras.initializers.RandomUniform(seed=3))(
+            inputs["ids"]
+        )
+        return kind(inputs, logits_model(small, inputs["numbers"]))
+
+    ours, plain = build(hvd_ctr.HybridModel), build(keras.Model)
+    loss, optimizer = keras.losses.BinaryCrossentropy(from_logits=True), keras.optimizers.Adam(0.01)
+    ours.compile(keras.optimizers.Adam(0.01), loss)
+    mine = {n: v[part] for n, v in x.items()}
+    ours.fit(mine, y[part], batch_size=_GB, epochs=3, shuffle=False, verbose=0)
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            value = loss(y, plain(x))
+        gradients = tape.gradient(value, [v.value for v in plain.trainable_variables])
+        optimizer.apply([tf.convert_to_tensor(g) for g in gradients], plain.trainable_variables)
+    for left, right in zip(ours.weights, plain.weights, strict=True):
+        np.testing.assert_allclose(left, right, atol=1e-6)
