@@ -65,11 +65,14 @@ def _part_path(table: str, rank: int, size: int) -> str:
     return f"rows/{urllib.parse.quote(table, safe='')}/part-{rank:05d}-of-{size:05d}.arrow"
 
 
-def _fixed_width(values: NDArray[np.float32]) -> pa.Array:
-    """(n, w) float32 as an Arrow column of lists of w floats."""
-    return pa.FixedSizeListArray.from_arrays(
-        pa.array(values.reshape(-1), pa.float32()), type=pa.list_(pa.float32(), values.shape[1])
-    )
+def _to_lists(values: NDArray[np.float32]) -> pa.Array:
+    """(n, w) float32 as an Arrow column of lists of w floats; without a fixed size for w = 0, which pyarrow divides
+    by.
+    """
+    flat = pa.array(values.reshape(-1), pa.float32())
+    if values.shape[1] == 0:
+        return pa.ListArray.from_arrays(np.zeros(len(values) + 1, np.int32), flat)
+    return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(pa.float32(), values.shape[1]))
 
 
 def _write_part(embedding: ShardedEmbedding, table: str, path: Path) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def _write_part(embedding: ShardedEmbedding, table: str, path: Path) -> dict[str
     with pa.OSFile(str(path), "wb") as sink, contextlib.ExitStack() as stack:
         writer = None
         for chunk in embedding.export_rows(table):
-            columns = [pa.array(chunk.ids, pa.int64()), _fixed_width(chunk.rows), _fixed_width(chunk.state)]
+            columns = [pa.array(chunk.ids, pa.int64()), _to_lists(chunk.rows), _to_lists(chunk.state)]
             batch = pa.record_batch(columns, names=["id", "row", "state"])
             writer = writer or stack.enter_context(pa.ipc.new_file(sink, batch.schema))
             writer.write_batch(batch)
@@ -288,12 +291,13 @@ def _load_rows(directory: Path, manifest: dict[str, Any], embedding: ShardedEmbe
         with pa.memory_map(str(directory / name)) as source, pa.ipc.open_file(source) as reader:
             for index in range(reader.num_record_batches):
                 batch = reader.get_batch(index)
-                rows = _floats(batch.column("row"))
-                state = _floats(batch.column("state")) if optimizer else None
+                rows = _from_lists(batch.column("row"))
+                state = _from_lists(batch.column("state")) if optimizer else None
                 embedding.import_rows(info["table"], batch.column("id").to_numpy(), rows, state)
 
 
-def _floats(column: pa.FixedSizeListArray) -> NDArray[np.float32]:
-    """A column of lists of w floats as (n, w) float32."""
+def _from_lists(column: pa.Array) -> NDArray[np.float32]:
+    """The reverse of _to_lists."""
+    width = column.type.list_size if pa.types.is_fixed_size_list(column.type) else 0
     values: NDArray[np.float32] = column.flatten().to_numpy()
-    return values.reshape(len(column), column.type.list_size)
+    return values.reshape(len(column), width)

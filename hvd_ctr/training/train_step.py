@@ -10,9 +10,8 @@ takes part in every exchange.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -24,9 +23,8 @@ from hvd_ctr.embedding.sharded_embedding import BatchFacts
 Tensor = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What a step leaves for metrics.
+class StepResult(NamedTuple):
+    """What a step leaves for metrics; may be returned from a tf.function.
 
     Attributes:
         loss: this rank's unscaled loss, float32 scalar (0 for a zero-row batch).

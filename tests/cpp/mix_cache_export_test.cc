@@ -72,7 +72,9 @@ TEST(MixCacheExportTest, ImportOverwritesCachedRowsAndRefusesPinnedOnesNamingThe
   EXPECT_EQ(ReadRows(cache.get(), Range(0, 6)), before) << "a refused import changes nothing";
   ASSERT_OK(cache->Release(ticket));
   ASSERT_OK(cache->Import(0, ids, rows.data(), nullptr, &foreign, &runner));
+  const int64_t written = Totals(*cache).write_backs;
   const auto exported = ExportAll(cache.get(), 0);
+  EXPECT_EQ(Totals(*cache).write_backs - written, 1) << "row 0 is dirty; rows 1 and 2 are the same on the host by now";
   EXPECT_EQ(exported.at(1), (std::vector<float>{10.0f, 0.1f})) << "no state given: the initial one";
   EXPECT_EQ(exported.at(5), (std::vector<float>{50.0f, 0.1f}));
   ASSERT_OK(cache->Prefetch(Range(1, 3), &ticket, &runner));

@@ -314,17 +314,33 @@ TEST(MixCacheTest, StepIsRestoredAndDrivesTheOptimizer) {
 TEST(MixCacheTest, TablesOfDifferentOptimizersShareOneCache) {
   const MixCacheOptions options = CacheOptions(
       3, {Table("a", OptimizerKind::kSgd), Table("b", OptimizerKind::kAdam), Table("c", OptimizerKind::kRowWiseAdagrad)}, 4);
-  auto cache = MakeCache(options);
+  auto host_store = MakeRamHostStore(RecordFloats(options), 3);
+  const HostStore* host = host_store.get();
+  auto made = MakeMixCache(options, MakeCpuBackend(), std::move(host_store));
+  ASSERT_OK(made.status());
+  const std::unique_ptr<MixCache> cache = std::move(made.value());
   EXPECT_EQ(cache->state_floats(0), 0);
   EXPECT_EQ(cache->state_floats(1), 8);
   EXPECT_EQ(cache->state_floats(2), 1);
   ReferenceRows reference(options);
   for (int step = 0; step < 12; ++step) {
-    const ReceivedKeys batch = Received({{{step % 5, 0}, {step % 5, 1}, {step % 3, 2}}});
+    // Every other time in reverse, so that staging memory that held a long state gets a row without state.
+    std::vector<Key> keys = {{step % 5, 0}, {step % 5, 1}, {step % 3, 2}};
+    if (step % 2 == 1) std::reverse(keys.begin(), keys.end());
+    const ReceivedKeys batch = Received({keys});
     Step(cache.get(), batch, 0.1f * static_cast<float>(step + 1));
     reference.Apply(batch, std::vector<float>(12, 0.1f * static_cast<float>(step + 1)), 1.0f);
   }
   for (int32_t table = 0; table < 3; ++table) EXPECT_EQ(ExportAll(cache.get(), table), reference.RowsOf(table));
+  int64_t cursor = 0;
+  std::vector<int64_t> ids;
+  std::vector<float> records;
+  ASSERT_OK(host->Scan(0, &cursor, 100, &ids, &records));
+  ASSERT_EQ(ids.size(), 5u);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_TRUE(std::all_of(records.begin() + static_cast<int64_t>(12 * i + 4),
+                            records.begin() + static_cast<int64_t>(12 * i + 12), [](float value) { return value == 0.0f; }));
+  }
 }
 
 TEST(MixCacheTest, RefusesInconsistentRequestsAndScales) {

@@ -94,6 +94,37 @@ TEST(RequestMergeTest, EveryKeyBelongsToExactlyOneRankAndHashesAreTheDirectorys)
   }
 }
 
+// The inverse of Mix64: makes an id for any hash.
+uint64_t UnMix64(uint64_t x) {
+  x ^= (x >> 31) ^ (x >> 62);
+  x *= 0x319642b2d24d8ec3ULL;
+  x ^= (x >> 27) ^ (x >> 54);
+  x *= 0x96de1b173f119089ULL;
+  x ^= (x >> 30) ^ (x >> 60);
+  return x - 0x9e3779b97f4a7c15ULL;
+}
+
+// Keys whose hashes agree in the tag (lower half) and in the first entry (upper bits) are told apart by the key itself.
+TEST(RequestMergeTest, KeysWithTheSameTagStayApart) {
+  ASSERT_EQ(Mix64(UnMix64(12345)), 12345u);
+  const uint64_t mixed = Mix64(kDirectorySalt);
+  std::vector<int64_t> ids;
+  for (uint64_t middle = 0; ids.size() < 6; ++middle) {
+    const uint64_t hash = (uint64_t{0xabc} << 52) | (middle << 32) | 0x1234567u;
+    const auto id = static_cast<int64_t>(UnMix64(hash) ^ mixed);
+    if (id < 0) continue;
+    ASSERT_EQ(SlotDirectory::Hash(Key{id, 0}), hash);
+    ids.push_back(id);
+  }
+  std::vector<int64_t> twice = ids;
+  twice.insert(twice.end(), ids.begin(), ids.end());
+  RequestMerge merge(1, 0, 1);
+  MergedKeys merged;
+  ASSERT_TRUE(MergeInto(&merge, twice, std::vector<int32_t>(12, 0), &merged).ok());
+  EXPECT_EQ(Ids(merged), ids);
+  EXPECT_EQ(merged.inverse, (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5}));
+}
+
 TEST(RequestMergeTest, LargestIdIsAKeyLikeAnyOther) {
   RequestMerge merge(2, 0, 1);
   MergedKeys merged;

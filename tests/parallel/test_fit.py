@@ -228,3 +228,49 @@ def test_a_stock_embedding_beside_ours(comm: Comm) -> None:
         optimizer.apply([tf.convert_to_tensor(g) for g in gradients], plain.trainable_variables)
     for left, right in zip(ours.weights, plain.weights, strict=True):
         np.testing.assert_allclose(left, right, atol=1e-6)
+
+
+def test_collectives_do_not_grow_with_tables(comm: Comm) -> None:
+    """FC 63, 114: per dim one exchange of keys, one of rows, one of gradients; one allreduce group for all dense
+    weights.
+    """
+    if comm.size == 1:
+        return  # one rank exchanges nothing
+    counts = {}
+    for tables in (1, 26):
+        features = [FeatureConfig(f"f{i}", table=TableConfig(f"fused_{tables}_{i}", dim=4)) for i in range(tables)]
+        layer = hvd_ctr.MixCacheEmbedding(features, CacheConfig(slots=256), name=unique_name("fused"))
+        ids, numbers = keras.Input((tables,), dtype="int64", name="ids"), keras.Input((_X,), name="numbers")
+        model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits_model(layer(ids), numbers))
+        model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+        x = {"ids": tf.zeros([2, tables], tf.int64), "numbers": tf.zeros([2, _X])}
+        graph = tf.function(model.hybrid_step, autograph=False).get_concrete_function(x, tf.zeros([2, 1])).graph
+        kinds = [op.type for op in graph.get_operations() if op.type.startswith("Horovod")]
+        counts[tables] = {kind: kinds.count(kind) for kind in set(kinds)}
+    assert counts[1] == counts[26] == {"HorovodAlltoall": 3, "HorovodGroupedAllreduce": 1}
+
+
+def test_scoring_without_compile(comm: Comm) -> None:
+    """FC 24: a model that was never compiled predicts."""
+    layer = hvd_ctr.MixCacheEmbedding(
+        [FeatureConfig("f", table=TableConfig("scored", dim=4))], name=unique_name("scored")
+    )
+    ids, numbers = keras.Input((1,), dtype="int64", name="ids"), keras.Input((_X,), name="numbers")
+    model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits_model(layer(ids), numbers))
+    scores = model.predict({"ids": np.arange(5)[:, None], "numbers": np.zeros((5, _X), np.float32)}, verbose=0)
+    assert scores.shape == (5, 1) and np.isfinite(scores).all()
+    assert layer.cache_stats()["total"]["host_rows"] == 0
+
+
+def test_mixed_bfloat16_keeps_float32_rows(comm: Comm) -> None:
+    """FC 82: rows after 20 steps stay near the float32 run's."""
+    states = []
+    for policy in ("float32", "mixed_bfloat16"):
+        keras.config.set_dtype_policy(policy)
+        try:
+            model, layer = _model()
+        finally:
+            keras.config.set_dtype_policy("float32")
+        model.fit(_global_batches(comm, 4 * _GB), epochs=5, verbose=0)
+        states.append(_state(model, layer, comm))
+    _assert_equal(states[0], states[1], 0.02)
