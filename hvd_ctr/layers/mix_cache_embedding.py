@@ -12,7 +12,6 @@ Rows are trained by their table's own optimizer inside HybridModel's train step;
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,22 +24,11 @@ from hvd_ctr import comm
 from hvd_ctr.config import CacheConfig, FeatureConfig
 from hvd_ctr.embedding import ShardedEmbedding, TableGroup, step_context
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
+from hvd_ctr.layers.id_inputs import Bags, GroupIds, get_input, group_ids
 from hvd_ctr.ops import pooling_ops
 from hvd_ctr.ops.id_ops import PreparedIds
 
 Tensor = Any
-
-
-@dataclasses.dataclass(frozen=True)
-class _FeatureIds:
-    """One feature's ids of a batch: values (n) int64, bag_splits (B+1) int64, weights (n) float32 or None, length:
-    ids per sample (int64 scalar), or None where they came from a ragged or sparse input.
-    """
-
-    values: Tensor
-    bag_splits: Tensor
-    weights: Tensor | None
-    length: Tensor | None
 
 
 class MixCacheEmbedding(keras.layers.Layer):
@@ -124,18 +112,13 @@ class MixCacheEmbedding(keras.layers.Layer):
             )
         outputs = {}
         for feature in self.features:
-            batch = self._input(inputs, feature.name).shape[0]
+            batch = get_input(self.name, inputs, feature.name).shape[0]
             bag = () if feature.combiner is not None else (feature.length,)
             ragged = feature.combiner is None and feature.length is None
             outputs[feature.name] = keras.KerasTensor(
                 (batch, *bag, feature.table.dim), dtype=self.compute_dtype, ragged=ragged
             )
         return outputs
-
-    def _input(self, inputs: Mapping[str, Any], name: str) -> Any:
-        if name not in inputs:
-            raise ValueError(f"{self.name}: input {name!r} is missing; received {', '.join(sorted(inputs))}")
-        return inputs[name]
 
     def _check_matrix(self, shape: Sequence[int | None]) -> None:
         if len(shape) != 2 or shape[1] not in (None, len(self.features)):
@@ -154,125 +137,73 @@ class MixCacheEmbedding(keras.layers.Layer):
 
     # ---- lookup ----
 
+    def prepare(self, inputs: Any, facts: BatchFacts) -> list[PreparedIds]:
+        """The Data-Loader's part of a lookup: de-duplicates and partitions the ids of each group. Local, no
+        communication.
+        """
+        return [self._prepare(group, self._group_ids(group, inputs), facts) for group in self.sharded.groups]
+
+    def _group_ids(self, group: TableGroup, inputs: Any) -> GroupIds:
+        if not isinstance(inputs, Mapping):
+            self._check_matrix(inputs.shape)
+        return group_ids(self.name, self.features, group.layout, inputs)
+
+    @staticmethod
+    def _prepare(group: TableGroup, ids: GroupIds, facts: BatchFacts | None) -> PreparedIds:
+        if facts is None:
+            facts = BatchFacts(tf.cast(ids.batch_rows, tf.int64), tf.cast(ids.batch_rows, tf.float64))
+        return group.prepare(ids.ids, ids.feature_splits, facts)
+
     def call(self, inputs: Any) -> Any:
         """See the class docstring. Inside a train step the rows are watched for gradients; elsewhere they are only
         read.
         """
-        if not isinstance(inputs, Mapping):
-            return self._call_matrix(inputs)
-        if all(
-            feature.length == 1 and feature.combiner is not None and feature.weights is None
-            for feature in self.features
-        ):
-            return self._call_columns(inputs)
-        parsed = {feature.name: self._parse(feature, inputs) for feature in self.features}
+        context = step_context.current()
         outputs: dict[str, Any] = {}
         for group in self.sharded.groups:
-            self._call_group(group, parsed, outputs)
+            ids = self._group_ids(group, inputs)
+            prepared = self._prepare(group, ids, context.facts if context is not None else None)
+            if context is None:
+                rows = group.read(prepared).rows
+            else:
+                rows = context.lookup(group, prepared, self.trainable).rows
+            if not ids.bags:
+                vectors = pooling_ops.pool_rows(rows, prepared.virtual_ids)
+                vectors = tf.reshape(vectors, [-1, len(group.layout.features), group.layout.dim])
+                if not isinstance(inputs, Mapping):
+                    return tf.cast(self._in_column_order(group, vectors), self.compute_dtype)
+                outputs.update(zip(group.layout.feature_names, tf.unstack(vectors, axis=1), strict=True))
+            else:
+                outputs.update(self._pool_group(group, ids, rows, prepared.virtual_ids))
         return {feature.name: tf.cast(outputs[feature.name], self.compute_dtype) for feature in self.features}
 
-    def _facts(self, batch_rows: Tensor) -> BatchFacts:
-        context = step_context.current()
-        if context is not None:
-            return context.facts
-        return BatchFacts(tf.cast(batch_rows, tf.int64), tf.cast(batch_rows, tf.float64))
+    def _in_column_order(self, group: TableGroup, vectors: Tensor) -> Tensor:
+        """(B, F, D) in the group's feature order -> in the order of the layer's features."""
+        if group.layout.features == self.features:
+            return vectors
+        return tf.gather(vectors, [group.layout.features.index(feature) for feature in self.features], axis=1)
 
-    def _rows(self, group: TableGroup, prepared: PreparedIds) -> Tensor:
-        context = step_context.current()
-        if context is None:
-            return group.read(prepared).rows
-        return context.lookup(group, prepared, self.trainable).rows
-
-    def _matrix_vectors(self, group: TableGroup, ids: Tensor) -> Tensor:
-        """ids (B, F) with columns in the group's feature order -> (B, F, D)."""
-        prepared = group.prepare(ids, None, self._facts(tf.shape(ids)[0]))
-        vectors = pooling_ops.pool_rows(self._rows(group, prepared), prepared.virtual_ids)
-        return tf.reshape(vectors, [-1, len(group.layout.features), group.layout.dim])
-
-    def _call_matrix(self, ids: Tensor) -> Tensor:
-        self._check_matrix(ids.shape)
-        (group,) = self.sharded.groups
-        order = [self.features.index(feature) for feature in group.layout.features]
-        ids = tf.cast(ids, tf.int64)
-        if order == list(range(len(order))):
-            vectors = self._matrix_vectors(group, ids)
-        else:
-            vectors = tf.gather(self._matrix_vectors(group, tf.gather(ids, order, axis=1)), np.argsort(order), axis=1)
-        return tf.cast(vectors, self.compute_dtype)
-
-    def _call_columns(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        outputs: dict[str, Tensor] = {}
-        for group in self.sharded.groups:
-            columns = [tf.cast(tf.reshape(self._dense_ids(f, inputs), [-1]), tf.int64) for f in group.layout.features]
-            vectors = self._matrix_vectors(group, tf.stack(columns, axis=1))
-            for feature, vector in zip(group.layout.features, tf.unstack(vectors, axis=1), strict=True):
-                outputs[feature.name] = tf.cast(vector, self.compute_dtype)
-        return {feature.name: outputs[feature.name] for feature in self.features}
-
-    def _dense_ids(self, feature: FeatureConfig, inputs: Mapping[str, Any]) -> Tensor:
-        ids = self._input(inputs, feature.name)
-        if isinstance(ids, (tf.RaggedTensor, tf.SparseTensor)):
-            raise ValueError(
-                f"{self.name}: feature {feature.name!r} has length {feature.length}, received a {type(ids).__name__}; "
-                "set length=None for ragged or sparse ids"
-            )
-        ids = tf.convert_to_tensor(ids)
-        if not ids.dtype.is_integer:
-            raise ValueError(f"{self.name}: feature {feature.name!r} needs integer ids, received {ids.dtype.name}")
-        if feature.length is not None and ids.shape.rank == 2 and ids.shape[1] not in (None, feature.length):
-            raise ValueError(
-                f"{self.name}: feature {feature.name!r} needs ids of shape (B, {feature.length}), "
-                f"received {tuple(ids.shape)}"
-            )
-        return ids
-
-    def _parse(self, feature: FeatureConfig, inputs: Mapping[str, Any]) -> _FeatureIds:
-        ids = self._input(inputs, feature.name)
-        weights = None if feature.weights is None else self._input(inputs, feature.weights)
-        if feature.length is None and isinstance(ids, tf.SparseTensor):
-            # from_sparse keeps trailing empty rows: the row count comes from dense_shape (FC 28).
-            ids = tf.RaggedTensor.from_sparse(ids)
-        if isinstance(weights, tf.SparseTensor):
-            weights = tf.RaggedTensor.from_sparse(weights)
-        if feature.length is None and isinstance(ids, tf.RaggedTensor):
-            values, splits, length = tf.cast(ids.flat_values, tf.int64), tf.cast(ids.row_splits, tf.int64), None
-        else:
-            dense = self._dense_ids(feature, inputs)
-            length = tf.shape(dense, tf.int64)[1] if dense.shape.rank == 2 else tf.constant(1, tf.int64)
-            values = tf.cast(tf.reshape(dense, [-1]), tf.int64)
-            splits = tf.range(tf.shape(dense, tf.int64)[0] + 1) * length
-        if weights is not None:
-            flat = weights.flat_values if isinstance(weights, tf.RaggedTensor) else tf.reshape(weights, [-1])
-            weights = tf.cast(flat, tf.float32)
-        return _FeatureIds(values, splits, weights, length)
-
-    def _call_group(self, group: TableGroup, parsed: dict[str, _FeatureIds], outputs: dict[str, Any]) -> None:
-        features = group.layout.features
-        sizes = [tf.shape(parsed[f.name].values, tf.int64)[0] for f in features]
-        feature_splits = tf.cumsum(tf.stack([tf.constant(0, tf.int64), *sizes]))
-        ids = tf.concat([parsed[f.name].values for f in features], axis=0)
-        batch_rows = tf.shape(parsed[features[0].name].bag_splits)[0] - 1
-        prepared = group.prepare(ids, feature_splits, self._facts(batch_rows))
-        rows = self._rows(group, prepared)
-        virtual_ids = tf.split(prepared.virtual_ids, tf.stack(sizes), num=len(features))
+    def _pool_group(self, group: TableGroup, ids: GroupIds, rows: Tensor, virtual_ids: Tensor) -> dict[str, Any]:
+        features, outputs = group.layout.features, {}
+        sizes = [tf.shape(bag.values)[0] for bag in ids.bags]
+        parts = tf.split(virtual_ids, tf.stack(sizes), num=len(features))
         by_combiner: dict[tuple[str, bool], list[int]] = {}
         for index, feature in enumerate(features):
             if feature.combiner is None:
-                outputs[feature.name] = self._sequence(feature, parsed[feature.name], rows, virtual_ids[index])
+                outputs[feature.name] = self._sequence(feature, ids.bags[index], rows, parts[index])
             else:
                 by_combiner.setdefault((feature.combiner, feature.weights is not None), []).append(index)
         for (combiner, _), members in by_combiner.items():
-            bags = [parsed[features[index].name] for index in members]
-            vectors = self._pool(combiner, bags, rows, [virtual_ids[index] for index in members])
-            for index, vector in zip(members, vectors, strict=True):
-                outputs[features[index].name] = vector
+            vectors = self._pool(combiner, [ids.bags[i] for i in members], rows, [parts[i] for i in members])
+            outputs.update(zip((features[index].name for index in members), vectors, strict=True))
+        return outputs
 
-    def _pool(self, combiner: str, bags: list[_FeatureIds], rows: Tensor, virtual_ids: list[Tensor]) -> list[Tensor]:
+    def _pool(self, combiner: str, bags: list[Bags], rows: Tensor, virtual_ids: list[Tensor]) -> list[Tensor]:
         """Pools features of one combiner in one op: their bags one after the other. Returns (B, D) per feature."""
-        splits, end = [bags[0].bag_splits], bags[0].bag_splits[-1]
+        splits, end = [bags[0].splits], bags[0].splits[-1]
         for bag in bags[1:]:
-            splits.append(bag.bag_splits[1:] + end)
-            end = end + bag.bag_splits[-1]
+            splits.append(bag.splits[1:] + end)
+            end = end + bag.splits[-1]
         weights = None if bags[0].weights is None else tf.concat([bag.weights for bag in bags], axis=0)
         pooled = pooling_ops.pool_rows(
             rows,
@@ -283,15 +214,15 @@ class MixCacheEmbedding(keras.layers.Layer):
         )
         return list(tf.split(pooled, len(bags), axis=0))
 
-    def _sequence(self, feature: FeatureConfig, ids: _FeatureIds, rows: Tensor, virtual_ids: Tensor) -> Any:
+    def _sequence(self, feature: FeatureConfig, bags: Bags, rows: Tensor, virtual_ids: Tensor) -> Any:
         vectors = pooling_ops.pool_rows(rows, virtual_ids)
-        if ids.weights is not None:
-            vectors = vectors * ids.weights[:, None]
-        if ids.length is None:
-            return tf.RaggedTensor.from_row_splits(vectors, ids.bag_splits, validate=False)
-        batch = tf.shape(ids.bag_splits, tf.int64)[0] - 1
+        if bags.weights is not None:
+            vectors = vectors * bags.weights[:, None]
+        if bags.length is None:
+            return tf.RaggedTensor.from_row_splits(vectors, bags.splits, validate=False)
+        batch = tf.shape(bags.splits, tf.int64)[0] - 1
         return tf.ensure_shape(
-            tf.reshape(vectors, [batch, ids.length, feature.table.dim]), [None, feature.length, feature.table.dim]
+            tf.reshape(vectors, [batch, bags.length, feature.table.dim]), [None, feature.length, feature.table.dim]
         )
 
     # ---- state ----
