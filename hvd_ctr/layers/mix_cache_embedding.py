@@ -162,10 +162,11 @@ class MixCacheEmbedding(keras.layers.Layer):
         outputs: dict[str, Any] = {}
         for group in self.sharded.groups:
             ids = self._group_ids(group, inputs)
-            prepared = self._prepare(group, ids, context.facts if context is not None else None)
             if context is None:
+                prepared = self._prepare(group, ids, None)
                 rows = group.read(prepared).rows
             else:
+                prepared = context.prepared(group) or self._prepare(group, ids, context.facts)
                 rows = context.lookup(group, prepared, self.trainable).rows
             if not ids.bags:
                 vectors = pooling_ops.pool_rows(rows, prepared.virtual_ids)
