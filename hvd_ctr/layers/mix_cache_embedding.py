@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from numpy.typing import NDArray
 
 from hvd_ctr import comm
@@ -158,7 +159,8 @@ class MixCacheEmbedding(keras.layers.Layer):
         """See the class docstring. Inside a train step the rows are watched for gradients; elsewhere they are only
         read.
         """
-        context = step_context.current()
+        # Keras traces a model without running it to learn shapes: such a pass is no part of the step.
+        context = None if in_symbolic_scope() else step_context.current()
         outputs: dict[str, Any] = {}
         for group in self.sharded.groups:
             ids = self._group_ids(group, inputs)

@@ -18,6 +18,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.models.functional import Functional
 
 from hvd_ctr import comm as comms
 from hvd_ctr.embedding.sharded_embedding import Staged
@@ -69,6 +70,20 @@ _FIT_ARGUMENTS = (
 )
 
 
+_functional_classes: dict[type, type] = {}
+
+
+def _functional_class(cls: type) -> type:
+    """`cls` as a functional model. Keras would make HybridModel itself functional, for good, so that a subclass defined
+    by its `call` could not be made any more once a functional model was.
+    """
+    if issubclass(cls, Functional):
+        return cls
+    if cls not in _functional_classes:
+        _functional_classes[cls] = type(cls.__name__, (cls, Functional), {"__module__": cls.__module__})
+    return _functional_classes[cls]
+
+
 class HybridModel(keras.Model):
     """See the module docstring.
 
@@ -78,6 +93,8 @@ class HybridModel(keras.Model):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if len(args) == 2 or "outputs" in kwargs:
+            self.__class__ = _functional_class(type(self))
         super().__init__(*args, **kwargs)
         self._hvd_ctr_init()
 
@@ -206,15 +223,27 @@ class HybridModel(keras.Model):
             kwargs["validation_data"] = self._agreed_validation(kwargs["validation_data"], kwargs)
         kwargs["verbose"] = self._verbose(kwargs.get("verbose", "auto"))
         kwargs["callbacks"] = [_SynchroniseOnce(), *(kwargs.get("callbacks") or [])]
-        if not pipeline_depth or not PipelinedData.can(self):
-            return super().fit(agreed_data.agree(comms.current(), x, y, **source, steps=steps), **kwargs)
         data = agreed_data.local_dataset(x, y, **source)
+        self._build_from(data.element_spec)
+        if not pipeline_depth or not PipelinedData.can(self):
+            return super().fit(agreed_data.agree(comms.current(), data, steps=steps), **kwargs)
         lengths = agreed_data.agreed_lengths(comms.current(), data, steps)
         cardinality = max(lengths) if min(lengths) >= 0 else min(lengths)
         pipelined = PipelinedData(self, comms.current(), data, pipeline_depth, cardinality)
-        history = super().fit(pipelined.dataset, **kwargs)
+        try:
+            history = super().fit(pipelined.dataset, **kwargs)
+        except BaseException:
+            pipelined.abandon()
+            raise
         pipelined.close()
         return history
+
+    def _build_from(self, spec: Any) -> None:
+        """Makes the weights of a model defined by its `call`, so that the ranks can start from the same ones."""
+        if not all(layer.built for layer in self._flatten_layers()):
+            batch = agreed_data.zero_rows(spec)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+            self._symbolic_build(data_batch=(x, y, sample_weight))
 
     def _agreed_validation(self, validation_data: Any, kwargs: dict[str, Any]) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)

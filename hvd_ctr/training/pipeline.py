@@ -124,6 +124,7 @@ class Pipeline(Generic[T]):
             item = self._take_ready()
             if item is None:
                 self._finished = True
+                self._join()
                 return
             yield item
 
@@ -133,9 +134,19 @@ class Pipeline(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # After an exception the ranks are no longer in step: the process is to end, and nothing may wait here.
         if kind is None:
             self.close()
+        else:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Tells the threads to end, and waits for nothing: after an exception the ranks are no longer in step, and
+        the process is to end. Pinned rows stay pinned.
+        """
+        self._finished = True
+        with self._shared:
+            self._limit = self._begun
+            self._shared.notify_all()
 
     def close(self) -> None:
         """Ends the pipeline: at once after its last batch, else after the exchanges that some rank has begun.
@@ -157,6 +168,9 @@ class Pipeline(Generic[T]):
         while (item := self._take_ready()) is not None:
             for group, staged in zip(self._groups, item[1], strict=True):
                 group.release(staged.prefetched)
+        self._join()
+
+    def _join(self) -> None:
         for thread in self._threads:
             thread.join()
 

@@ -95,6 +95,11 @@ class PipelinedData:
             yield PipelinedBatch(batch, tuple(staged))
         self._running = None
 
+    def abandon(self) -> None:
+        """After an exception: tells the threads to end, and waits for nothing."""
+        if self._running is not None:
+            self._running.abandon()
+
     def close(self) -> None:
         """Ends a pipeline that was left before its end (steps_per_epoch, stop_training). Collective."""
         if self._running is not None:

@@ -139,8 +139,13 @@ def hybrid_train_step(
         learning_rate_scale: multiplies the tables' learning rates, float32 scalar.
 
     Raises:
+        ValueError: the model is not built: its weights would differ between ranks and not be trained.
         tf.errors.OpError: errors of any rank's batch or cache, the same on every rank.
     """
+    if not model.built:
+        raise ValueError(
+            f"model {model.name!r} has no weights yet: call it once on a batch, then synchronise() it, before training"
+        )
     comm = comms.current()
     variables = [variable.value for variable in model.trainable_variables]
     by_group = dict(zip(table_groups(model), staged, strict=True)) if staged else {}
