@@ -364,6 +364,12 @@ class LoopConfig(_Frozen):
     eval_every_steps: int | None = Field(
         default=None, ge=1, description="Steps between two evaluations; null: after each epoch only."
     )
+    pipeline_depth: int = Field(
+        default=2,
+        ge=0,
+        le=8,
+        description="Batches whose rows are fetched while an earlier one trains; 0: none. Results are the same bits.",
+    )
     intra_op_threads: int | None = Field(
         default=None,
         ge=1,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -44,6 +44,13 @@ class BatchFacts:
     rows: Tensor
     weight_sum: Tensor
     error: Tensor = ""
+
+
+class Staged(NamedTuple):
+    """One group's batch after Data-Loader and Host-Manager: what a train step needs of them."""
+
+    prepared: PreparedIds
+    prefetched: Prefetched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +125,11 @@ class TableGroup:
         words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name)
         return mix_cache_ops.prefetch(self.cache, words, splits)
 
+    def prefetched_spec(self) -> Prefetched:
+        """Specs of what `prefetch` returns."""
+        scalar, splits = tf.TensorSpec([], tf.int64), tf.TensorSpec([self._comm.size], tf.int32)
+        return Prefetched(scalar, splits, scalar, tf.TensorSpec([], tf.float64), scalar)
+
     def lookup(self, prepared: PreparedIds, prefetched: Prefetched) -> Rows:
         """Rows (U, D) of a prefetched batch, from their owners.
 
@@ -132,8 +144,10 @@ class TableGroup:
         value.
         """
         words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, f"{self.name}.read")
-        rows, send_splits, global_rows, global_weight = mix_cache_ops.read(self.cache, words, splits, self.layout.dim)
-        return self._deliver(prepared, rows, send_splits, global_rows, global_weight, "read")
+        answer = mix_cache_ops.read(self.cache, words, splits, self.layout.dim)
+        return self._deliver(
+            prepared, answer.rows, answer.send_splits, answer.global_rows, answer.global_weight, "read"
+        )
 
     def _deliver(
         self,

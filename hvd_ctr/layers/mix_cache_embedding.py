@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from numpy.typing import NDArray
 
 from hvd_ctr import comm
@@ -158,14 +159,16 @@ class MixCacheEmbedding(keras.layers.Layer):
         """See the class docstring. Inside a train step the rows are watched for gradients; elsewhere they are only
         read.
         """
-        context = step_context.current()
+        # Keras traces a model without running it to learn shapes: such a pass is no part of the step.
+        context = None if in_symbolic_scope() else step_context.current()
         outputs: dict[str, Any] = {}
         for group in self.sharded.groups:
             ids = self._group_ids(group, inputs)
-            prepared = self._prepare(group, ids, context.facts if context is not None else None)
             if context is None:
+                prepared = self._prepare(group, ids, None)
                 rows = group.read(prepared).rows
             else:
+                prepared = context.prepared(group) or self._prepare(group, ids, context.facts)
                 rows = context.lookup(group, prepared, self.trainable).rows
             if not ids.bags:
                 vectors = pooling_ops.pool_rows(rows, prepared.virtual_ids)

@@ -94,12 +94,14 @@ class Prefetched(NamedTuple):
         reply_splits: (W) int32, rows that lookup answers to each peer; they sum to R.
         global_rows: int64 scalar, B summed over the ranks.
         global_weight: float64 scalar, sample weights summed over the ranks.
+        active_ranks: int64 scalar, ranks that still have batches (batch_rows not -1).
     """
 
     ticket: Tensor
     reply_splits: Tensor
     global_rows: Tensor
     global_weight: Tensor
+    active_ranks: Tensor
 
 
 class ReadRows(NamedTuple):
@@ -109,6 +111,7 @@ class ReadRows(NamedTuple):
     send_splits: Tensor
     global_rows: Tensor
     global_weight: Tensor
+    active_ranks: Tensor
 
 
 class ExportedRows(NamedTuple):

@@ -69,7 +69,7 @@ def zero_rows(spec: Any) -> Any:
     return tf.nest.map_structure(empty, spec)
 
 
-def _any_rows(spec: Any) -> Any:
+def any_rows(spec: Any) -> Any:
     """The spec with the number of samples left open."""
 
     def relax(leaf: Any) -> Any:
@@ -91,7 +91,7 @@ def _from_python(make: Callable[[], Iterator[Any]]) -> tf.data.Dataset:
         )
 
     first = tensors(next(make()))
-    signature = _any_rows(tf.nest.map_structure(tf.type_spec_from_value, first))
+    signature = any_rows(tf.nest.map_structure(tf.type_spec_from_value, first))
     return tf.data.Dataset.from_generator(lambda: map(tensors, make()), output_signature=signature)
 
 
@@ -144,6 +144,35 @@ def _with_class_weight(data: tf.data.Dataset, class_weight: dict[int, float]) ->
     return data.map(weigh)
 
 
+def local_dataset(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int,
+    *,
+    shuffle: bool = False,
+    class_weight: dict[int, float] | None = None,
+) -> tf.data.Dataset:
+    """`as_dataset` with class weights turned into sample weights. Arguments and errors as in `agree`."""
+    data = as_dataset(x, y, sample_weight, batch_size, shuffle)
+    return _with_class_weight(data, class_weight) if class_weight else data
+
+
+def agreed_lengths(comm: Comm, data: tf.data.Dataset, steps: int | None) -> list[int]:
+    """Every rank's number of batches (or tf.data's UNKNOWN or INFINITE cardinality), the same list on all. Collective.
+
+    Raises:
+        ValueError: an endless dataset on some rank, without `steps`.
+    """
+    lengths: list[int] = comm.allgather_object(int(data.cardinality()))
+    for rank, length in enumerate(lengths):
+        if length == tf.data.INFINITE_CARDINALITY and steps is None:
+            raise ValueError(
+                f"the dataset of rank {rank} never ends: pass steps_per_epoch (fit) or steps (evaluate, predict)"
+            )
+    return lengths
+
+
 def agree(
     comm: Comm,
     x: Any,
@@ -165,18 +194,9 @@ def agree(
     Raises:
         ValueError: an endless dataset without `steps`, on any rank (all ranks alike); see also `as_dataset`.
     """
-    data = as_dataset(x, y, sample_weight, batch_size, shuffle)
-    if class_weight:
-        data = _with_class_weight(data, class_weight)
-    options = tf.data.Options()
-    # Keep tf.data from reading ahead on its own: batches are agreed on one by one with the other ranks.
-    options.autotune.enabled = False
-    lengths = comm.allgather_object(int(data.cardinality()))
-    endless = [rank for rank, length in enumerate(lengths) if length == tf.data.INFINITE_CARDINALITY]
-    if endless and steps is None:
-        raise ValueError(
-            f"the dataset of rank {endless[0]} never ends: pass steps_per_epoch (fit) or steps (evaluate, predict)"
-        )
+    data = local_dataset(x, y, sample_weight, batch_size, shuffle=shuffle, class_weight=class_weight)
+    lengths = agreed_lengths(comm, data, steps)
+    endless = [length for length in lengths if length == tf.data.INFINITE_CARDINALITY]
     spec = data.element_spec
     if comm.size > 1 and not endless and min(lengths) >= 0 and max(lengths) != min(lengths):
         missing = max(lengths) - int(data.cardinality())
@@ -188,8 +208,15 @@ def agree(
     elif comm.size > 1 and min(lengths) < 0 and len(endless) < comm.size:
         source = data
         data = tf.data.Dataset.from_generator(
-            lambda: agreed_batches(comm, iter(source), lambda: zero_rows(spec)), output_signature=_any_rows(spec)
+            lambda: agreed_batches(comm, iter(source), lambda: zero_rows(spec)), output_signature=any_rows(spec)
         )
+    return exact_reading(data)
+
+
+def exact_reading(data: tf.data.Dataset) -> tf.data.Dataset:
+    """Keeps tf.data from reading ahead on its own: batches are agreed on one by one with the other ranks."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
     return data.with_options(options)
 
 

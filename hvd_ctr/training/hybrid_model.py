@@ -13,15 +13,20 @@ zero-row batches, all stop together.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.models.functional import Functional
 
 from hvd_ctr import comm as comms
+from hvd_ctr.embedding.sharded_embedding import Staged
 from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
 from hvd_ctr.training import agreed_data, metrics
-from hvd_ctr.training.train_step import StepResult, batch_facts, hybrid_train_step
+from hvd_ctr.training.pipeline import MAX_DEPTH
+from hvd_ctr.training.pipelined_data import PipelinedBatch, PipelinedData
+from hvd_ctr.training.train_step import StepResult, batch_facts, embedding_layers, hybrid_train_step
 
 logger = logging.getLogger("hvd_ctr")
 
@@ -52,6 +57,33 @@ def _common_reduction(model: keras.Model) -> str | None:
     return reductions.pop() if reductions else "sum_over_batch_size"
 
 
+_FIT_ARGUMENTS = (
+    "batch_size",
+    "epochs",
+    "verbose",
+    "callbacks",
+    "validation_split",
+    "validation_data",
+    "shuffle",
+    "class_weight",
+    "sample_weight",
+)
+
+
+_functional_classes: dict[type, type] = {}
+
+
+def _functional_class(cls: type) -> type:
+    """`cls` as a functional model. Keras would make HybridModel itself functional, for good, so that a subclass defined
+    by its `call` could not be made any more once a functional model was.
+    """
+    if issubclass(cls, Functional):
+        return cls
+    if cls not in _functional_classes:
+        _functional_classes[cls] = type(cls.__name__, (cls, Functional), {"__module__": cls.__module__})
+    return _functional_classes[cls]
+
+
 class HybridModel(keras.Model):
     """See the module docstring.
 
@@ -61,6 +93,8 @@ class HybridModel(keras.Model):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if len(args) == 2 or "outputs" in kwargs:
+            self.__class__ = _functional_class(type(self))
         super().__init__(*args, **kwargs)
         self._hvd_ctr_init()
 
@@ -73,7 +107,7 @@ class HybridModel(keras.Model):
     @property
     def embeddings(self) -> list[MixCacheEmbedding]:
         """The model's MixCacheEmbedding layers, nested ones too."""
-        return [layer for layer in self._flatten_layers(include_self=False) if isinstance(layer, MixCacheEmbedding)]
+        return embedding_layers(self)
 
     def compile(
         self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, jit_compile: Any = "auto", **kwargs: Any
@@ -106,13 +140,16 @@ class HybridModel(keras.Model):
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One hybrid step on this rank's batch; logs are this rank's until the end of the epoch."""
+        staged: Sequence[Staged] = ()
+        if isinstance(data, PipelinedBatch):
+            data, staged = data
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        result = self.hybrid_step(x, y, sample_weight)
+        result = self.hybrid_step(x, y, sample_weight, staged)
         self._loss_tracker.update_state(result.loss, sample_weight=batch_facts(x, None).rows)
         return self._update_metrics(x, y, result.predictions, sample_weight)
 
-    def hybrid_step(self, x: Any, y: Any, sample_weight: Any = None) -> StepResult:
-        """The step without metrics, for hand-written loops over a compiled model."""
+    def hybrid_step(self, x: Any, y: Any, sample_weight: Any = None, staged: Sequence[Staged] = ()) -> StepResult:
+        """The step without metrics, for hand-written loops over a compiled model; `staged` comes from a Pipeline."""
         return hybrid_train_step(
             self,
             self.optimizer,
@@ -120,6 +157,7 @@ class HybridModel(keras.Model):
             x,
             batch_facts(x, sample_weight),
             _common_reduction(self),
+            staged,
             self.embedding_learning_rate_scale,
         )
 
@@ -162,40 +200,50 @@ class HybridModel(keras.Model):
         comms.current().broadcast_variables([variable.value for variable in variables])
         self._synchronised = True
 
-    def fit(self, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """keras.Model.fit on this rank's part of the data. All ranks call it; only rank 0 shows progress."""
-        names = (
-            "batch_size",
-            "epochs",
-            "verbose",
-            "callbacks",
-            "validation_split",
-            "validation_data",
-            "shuffle",
-            "class_weight",
-            "sample_weight",
-        )
-        kwargs.update(zip(names, args, strict=False))
-        comm = comms.current()
-        callbacks = [_SynchroniseOnce(), *(kwargs.pop("callbacks", None) or [])]
+    def fit(self, x: Any = None, y: Any = None, *args: Any, pipeline_depth: int = 2, **kwargs: Any) -> Any:
+        """keras.Model.fit on this rank's part of the data. All ranks call it; only rank 0 shows progress.
+
+        Args:
+            x, y, args, kwargs: as for keras.Model.fit.
+            pipeline_depth: batches whose rows are fetched while an earlier one trains, 0 .. 8; 0: none. The results are
+                the same bits. A subclassed model, whose embedding inputs are not known beforehand, trains without.
+        """
+        kwargs.update(zip(_FIT_ARGUMENTS, args, strict=False))
         if kwargs.get("validation_split"):
             raise ValueError(
                 "validation_split is not supported over ranks; pass validation_data, each rank its own part"
             )
-        data = agreed_data.agree(
-            comm,
-            x,
-            y,
-            kwargs.pop("sample_weight", None),
-            kwargs.pop("batch_size", None) or 32,
-            shuffle=bool(kwargs.pop("shuffle", True)),
-            steps=kwargs.get("steps_per_epoch"),
-            class_weight=kwargs.pop("class_weight", None),
-        )
+        if not 0 <= pipeline_depth <= MAX_DEPTH:
+            raise ValueError(f"pipeline_depth must be 0 .. {MAX_DEPTH}, received {pipeline_depth}")
+        source = {name: kwargs.pop(name, None) for name in ("sample_weight", "batch_size", "class_weight")}
+        source["batch_size"] = source["batch_size"] or 32
+        source["shuffle"] = bool(kwargs.pop("shuffle", True))
+        steps = kwargs.get("steps_per_epoch")
         if kwargs.get("validation_data") is not None:
             kwargs["validation_data"] = self._agreed_validation(kwargs["validation_data"], kwargs)
         kwargs["verbose"] = self._verbose(kwargs.get("verbose", "auto"))
-        return super().fit(data, callbacks=callbacks, **kwargs)
+        kwargs["callbacks"] = [_SynchroniseOnce(), *(kwargs.get("callbacks") or [])]
+        data = agreed_data.local_dataset(x, y, **source)
+        self._build_from(data.element_spec)
+        if not pipeline_depth or not PipelinedData.can(self):
+            return super().fit(agreed_data.agree(comms.current(), data, steps=steps), **kwargs)
+        lengths = agreed_data.agreed_lengths(comms.current(), data, steps)
+        cardinality = max(lengths) if min(lengths) >= 0 else min(lengths)
+        pipelined = PipelinedData(self, comms.current(), data, pipeline_depth, cardinality)
+        try:
+            history = super().fit(pipelined.dataset, **kwargs)
+        except BaseException:
+            pipelined.abandon()
+            raise
+        pipelined.close()
+        return history
+
+    def _build_from(self, spec: Any) -> None:
+        """Makes the weights of a model defined by its `call`, so that the ranks can start from the same ones."""
+        if not all(layer.built for layer in self._flatten_layers()):
+            batch = agreed_data.zero_rows(spec)
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+            self._symbolic_build(data_batch=(x, y, sample_weight))
 
     def _agreed_validation(self, validation_data: Any, kwargs: dict[str, Any]) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)

@@ -17,8 +17,9 @@ import keras
 import tensorflow as tf
 
 from hvd_ctr import comm as comms
-from hvd_ctr.embedding import step_context
-from hvd_ctr.embedding.sharded_embedding import BatchFacts
+from hvd_ctr.embedding import TableGroup, step_context
+from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
+from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
 
 Tensor = Any
 
@@ -76,6 +77,16 @@ def batch_facts(x: Any, sample_weight: Any, error: Tensor = "") -> BatchFacts:
     return BatchFacts(rows, tf.reduce_sum(tf.cast(sample_weight, tf.float64)), error)
 
 
+def embedding_layers(model: keras.Model) -> list[MixCacheEmbedding]:
+    """The model's MixCacheEmbedding layers, nested ones too."""
+    return [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, MixCacheEmbedding)]
+
+
+def table_groups(model: keras.Model) -> list[TableGroup]:
+    """All groups of the model's embedding layers, in a fixed order."""
+    return [group for layer in embedding_layers(model) for group in layer.sharded.groups]
+
+
 def _rows_of(tensor: Any) -> Tensor:
     return tensor.dense_shape[0] if isinstance(tensor, tf.SparseTensor) else tf.shape(tensor, tf.int64)[0]
 
@@ -106,6 +117,7 @@ def hybrid_train_step(
     x: Any,
     facts: BatchFacts,
     reduction: str | None = "sum_over_batch_size",
+    staged: Sequence[Staged] = (),
     learning_rate_scale: Tensor | float = 1.0,
 ) -> StepResult:
     """One hybrid-parallel step: dense weights by allreduce and `optimizer`, rows by exchange and their table's
@@ -122,15 +134,23 @@ def hybrid_train_step(
         x: the model's inputs, first dimension B.
         facts: `batch_facts` of this batch.
         reduction: how loss_fn reduces over samples, see `loss_share`.
+        staged: the batch's tickets from a Pipeline, in the order of `table_groups(model)`; empty: the step prepares and
+            prefetches itself. The bits are the same.
         learning_rate_scale: multiplies the tables' learning rates, float32 scalar.
 
     Raises:
+        ValueError: the model is not built: its weights would differ between ranks and not be trained.
         tf.errors.OpError: errors of any rank's batch or cache, the same on every rank.
     """
+    if not model.built:
+        raise ValueError(
+            f"model {model.name!r} has no weights yet: call it once on a batch, then synchronise() it, before training"
+        )
     comm = comms.current()
     variables = [variable.value for variable in model.trainable_variables]
+    by_group = dict(zip(table_groups(model), staged, strict=True)) if staged else {}
     with tf.GradientTape() as tape:
-        with step_context.StepContext(tape, facts) as context:
+        with step_context.StepContext(tape, facts, by_group) as context:
             predictions = model(x, training=True)
         loss = tf.cast(loss_fn(predictions), tf.float32)
         totals = context.totals or _global_totals(comm, facts)

@@ -116,7 +116,6 @@ class Program {
     requested_ += static_cast<int64_t>(open.received.ids.size());
     for (size_t i = 0; i < open.received.ids.size(); ++i)
       foreign_ += !model_.Owned(open.received.tables[i], open.received.ids[i]);
-    model_.Create(open.received);
     std::vector<int32_t> splits;
     ASSERT_OK(cache_->TicketSplits(open.ticket, &splits));
     for (size_t w = 0; w < splits.size(); ++w) ASSERT_EQ(splits[w], open.received.peers[w].key_count);

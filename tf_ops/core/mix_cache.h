@@ -37,7 +37,7 @@ struct MixCacheTableStats {
   int64_t unique = 0;     ///< Working keys K, summed over steps. unique == hits + misses.
   int64_t hits = 0;
   int64_t misses = 0;
-  int64_t created = 0;  ///< Of the misses: rows that did not exist anywhere yet.
+  int64_t created = 0;  ///< Of the misses: rows that did not exist yet (a row exists from its first update on).
   int64_t evictions = 0;
   int64_t write_backs = 0;  ///< Rows written to the host store (by eviction and flush).
   int64_t invalid_ids = 0;  ///< Over all ranks (from the key headers), so equal on every rank.

@@ -175,8 +175,9 @@ void MixCacheImpl::CountBatch(const ReceivedKeys& received) {
     ++table.misses;
     ++table.cached_rows;
     table.created += found_[m] == 0;
-    // A new row exists nowhere else: it must reach the host even if it is never updated.
-    dirty_[static_cast<size_t>(plan_.slots[k])] = found_[m] == 0;
+    // A new row is not dirty: it exists from its first update on. Until then any load gives its initial value again, so a batch
+    // that is prefetched and never trained leaves no trace.
+    dirty_[static_cast<size_t>(plan_.slots[k])] = 0;
   }
   stats_.foreign_keys += merged_.foreign;
 }
