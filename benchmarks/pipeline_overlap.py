@@ -87,7 +87,7 @@ def main() -> None:
         results[depth] = [min(times), statistics.median(times), max(times)]
     if comm.rank == 0:
         print(
-            f"{comm.size} rank(s); stages of {1e3 * STAGE_SECONDS:.0f} ms; the same bits at every depth: {len(bits) == 1}"
+            f"{comm.size} rank(s); stages of {1e3 * STAGE_SECONDS:.0f} ms; same bits at every depth: {len(bits) == 1}"
         )
         for depth, (low, median, high) in results.items():
             print(f"depth {depth}: {median:6.2f} ms/step ({low:.2f} .. {high:.2f})")

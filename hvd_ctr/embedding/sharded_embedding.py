@@ -119,8 +119,8 @@ class TableGroup:
         """Key exchange, plan, write-back and load; pins the batch's rows until `backward` or `release`.
 
         Raises:
-            tf.errors.OutOfRangeError: a rank's batch holds an invalid id under `invalid_ids: error` (all ranks alike).
-            tf.errors.InternalError: a rank reported an error (all ranks alike).
+            tf.errors.InvalidArgumentError: a rank's batch holds an invalid id under `invalid_ids: error` (all ranks
+            alike). tf.errors.InternalError: a rank reported an error (all ranks alike).
         """
         words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name)
         return mix_cache_ops.prefetch(self.cache, words, splits)
@@ -258,6 +258,18 @@ class ShardedEmbedding:
         out = np.zeros((len(ids), group.layout.dim), np.float32)
         out[virtual_ids >= 0] = rows[virtual_ids[virtual_ids >= 0]]
         return out
+
+    def check_empty(self) -> None:
+        """For loading: rows that the file does not have would stay.
+
+        Raises:
+            RuntimeError: this rank holds rows; names the table.
+        """
+        for name, row in self.cache_stats()["tables"].items():
+            if row["host_rows"] or row["cached_rows"]:
+                raise RuntimeError(
+                    f"table {name!r} holds rows already, which would stay beside the loaded ones; load into a new model"
+                )
 
     def flush(self) -> None:
         """Writes dirty cached rows of this rank back to the host store."""

@@ -188,7 +188,7 @@ def prefetch(handle: Tensor, received: Tensor, received_splits: Tensor) -> Prefe
         received_splits: (W) int32, words per rank.
 
     Raises:
-        tf.errors.OutOfRangeError: an invalid id in a table with invalid_ids "error" (all ranks alike).
+        tf.errors.InvalidArgumentError: an invalid id in a table with invalid_ids "error" (all ranks alike).
         tf.errors.InternalError: a rank sent an error text (all ranks alike).
         tf.errors.DataLossError: a message is torn.
     """

@@ -68,6 +68,15 @@ def loss_share(reduction: str | None, facts: BatchFacts, totals: tuple[Tensor, T
     return tf.cast(share, tf.float32)
 
 
+def penalties_once(model: keras.Model, loss: Tensor, reduction: str | None) -> Tensor:
+    """A rank's loss with its part of the penalties on weights (model.losses). Every rank's loss has them in full; under
+    "sum", where the losses are added as they are, each is to bring one W-th of them.
+    """
+    if reduction != "sum" or not model.losses:
+        return loss
+    return loss - tf.cast(tf.add_n(model.losses), tf.float32) * (1.0 - 1.0 / comms.current().size)
+
+
 def batch_facts(x: Any, sample_weight: Any, error: Tensor = "") -> BatchFacts:
     """Rows B of the batch and its weight sum (B when there are no weights)."""
     first = next(leaf for leaf in tf.nest.flatten(x) if leaf is not None)
@@ -91,8 +100,8 @@ def _rows_of(tensor: Any) -> Tensor:
     return tensor.dense_shape[0] if isinstance(tensor, tf.SparseTensor) else tf.shape(tensor, tf.int64)[0]
 
 
-def _global_totals(comm: comms.Comm, facts: BatchFacts) -> tuple[Tensor, Tensor]:
-    """Totals for a model that called no embedding in this step."""
+def global_totals(comm: comms.Comm, facts: BatchFacts) -> tuple[Tensor, Tensor]:
+    """Rows (int64) and weight (float64) over all ranks, for a step that called no embedding."""
     sums = comm.allreduce_sum([tf.cast(facts.rows, tf.float64), facts.weight_sum], "hvd_ctr.totals")
     return tf.cast(sums[0], tf.int64), sums[1]
 
@@ -152,8 +161,8 @@ def hybrid_train_step(
     with tf.GradientTape() as tape:
         with step_context.StepContext(tape, facts, by_group) as context:
             predictions = model(x, training=True)
-        loss = tf.cast(loss_fn(predictions), tf.float32)
-        totals = context.totals or _global_totals(comm, facts)
+        loss = penalties_once(model, tf.cast(loss_fn(predictions), tf.float32), reduction)
+        totals = context.totals or global_totals(comm, facts)
         share = loss_share(reduction, facts, totals)
         # multiply_no_nan: a loss that is 0/0 on a zero-row batch counts as nothing.
         scaled = tf.math.multiply_no_nan(loss, share)
@@ -166,4 +175,4 @@ def hybrid_train_step(
         # would count a step that never was.
         with tf.control_dependencies([g for g, _ in pairs]):
             optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
-    return StepResult(tf.where(facts.rows > 0, loss, 0.0), predictions, totals[0], share)
+    return StepResult(tf.where(share > 0, loss, 0.0), predictions, totals[0], share)

@@ -160,6 +160,7 @@ class ReadOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
     ReceivedKeys received;
     OP_REQUIRES_OK(ctx, ToTensorFlow(Receive(ctx, resource->options(), &received)));
+    resource->CountSkippedInRead(received);
     OP_REQUIRES_OK(ctx, SetGlobalOutputs(ctx, 2, received));
     WorkerRunner runner(ctx);
     OP_REQUIRES_OK(ctx, AnswerWithRows(ctx, resource->options().dim, AskedRows(received),
