@@ -9,12 +9,12 @@ import difflib
 import re
 import typing
 from collections.abc import Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
+
+from hvd_ctr.config.integers import holds_integers_only, read_integer
 
 CRITEO_DENSE_NAMES: tuple[str, ...] = tuple(f"I{i}" for i in range(1, 14))
 CRITEO_SPARSE_NAMES: tuple[str, ...] = tuple(f"C{i}" for i in range(1, 27))
@@ -29,27 +29,6 @@ class ConfigError(ValueError):
     """A configuration that cannot be used; the message names key, file, received and allowed value."""
 
 
-_EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,2}")
-
-
-def _accepts_integers_only(annotation: Any) -> bool:
-    """Whether a field of this type holds integers and no text: int, int | None, or a list of such."""
-    arguments = [a for a in typing.get_args(annotation) if a is not Ellipsis and not isinstance(a, FieldInfo)]
-    if not arguments:
-        return annotation in (int, type(None))
-    return typing.get_origin(annotation) is not dict and all(map(_accepts_integers_only, arguments))
-
-
-def _integer(value: Any) -> Any:
-    """1e4 as 10000: YAML takes a number with an exponent and no point for text. Anything else as it is."""
-    if isinstance(value, list):
-        return [_integer(entry) for entry in value]
-    if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
-        number = Decimal(value.strip())
-        return int(number) if number == number.to_integral_value() else value
-    return value
-
-
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -58,8 +37,8 @@ class _Frozen(BaseModel):
     def _integers_with_exponents(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        integers = {name for name, field in cls.model_fields.items() if _accepts_integers_only(field.annotation)}
-        return {name: _integer(value) if name in integers else value for name, value in data.items()}
+        integers = {name for name, field in cls.model_fields.items() if holds_integers_only(field.annotation)}
+        return {name: read_integer(value) if name in integers else value for name, value in data.items()}
 
 
 class SparseOptimizerConfig(_Frozen):
