@@ -78,12 +78,19 @@ def penalties_once(model: keras.Model, loss: Tensor, reduction: str | None) -> T
 
 
 def batch_facts(x: Any, sample_weight: Any, error: Tensor = "") -> BatchFacts:
-    """Rows B of the batch and its weight sum (B when there are no weights)."""
+    """Rows B of the batch and its weight sum: B when there are no weights.
+
+    Several outputs: the sum over all entries of sample_weight, B for an entry that is None. Only the loss reduction
+    "mean_with_sample_weight" uses it: the ranks' losses are combined in proportion to these sums, which gives the loss
+    of the global batch when the outputs have the same weights up to a factor.
+    """
     first = next(leaf for leaf in tf.nest.flatten(x) if leaf is not None)
     rows = tf.cast(first.nrows() if isinstance(first, tf.RaggedTensor) else _rows_of(first), tf.int64)
     if sample_weight is None:
         return BatchFacts(rows, tf.cast(rows, tf.float64), error)
-    return BatchFacts(rows, tf.reduce_sum(tf.cast(sample_weight, tf.float64)), error)
+    by_rows = tf.cast(rows, tf.float64)
+    sums = [by_rows if w is None else tf.reduce_sum(tf.cast(w, tf.float64)) for w in tf.nest.flatten(sample_weight)]
+    return BatchFacts(rows, tf.add_n(sums), error)
 
 
 def embedding_layers(model: keras.Model) -> list[MixCacheEmbedding]:

@@ -402,3 +402,84 @@ def test_skipped_ids_are_told_in_fit_and_counted_in_evaluation(comm: Comm, caplo
     assert comm.rank or any("told: " in record.getMessage() for record in caplog.records)
     model.evaluate(x, y, verbose=0)
     assert layer.cache_stats()["tables"]["told"]["invalid_ids"] == 2 * 2 * comm.size
+
+
+def _two_towers(inputs: list[keras.KerasTensor], names: tuple[str, ...]) -> keras.Model:
+    layer = hvd_ctr.MixCacheEmbedding(
+        [FeatureConfig(f"f{i}", table=TableConfig(f"t{i}", dim=4)) for i in range(_F)],
+        CacheConfig(slots=512),
+        seed=5,
+        name=unique_name("lists"),
+    )
+    ids, numbers = inputs
+    vectors = layer(ids)
+    heads = [logits_model(vectors, numbers, seed=1 + 2 * i) for i in range(max(1, len(names)))]
+    return hvd_ctr.HybridModel(inputs, dict(zip(names, heads, strict=True)) if names else heads[0])
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_lists_of_inputs(comm: Comm, depth: int) -> None:
+    """Keras' list form, with ranks of unlike length: fit, evaluate and predict as with a dict."""
+    x, y = _data(_GB, seed=comm.rank)
+    count = _GB if comm.rank == 0 else 5
+    arrays = [x["ids"][:count], x["numbers"][:count]]
+    model = _two_towers([keras.Input((_F,), dtype="int64"), keras.Input((_X,))], ())
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.BinaryCrossentropy(from_logits=True))
+    history = model.fit(arrays, y[:count], batch_size=4, epochs=2, verbose=0, pipeline_depth=depth).history
+    assert np.isfinite(history["loss"]).all()
+    scores = model.predict(arrays, batch_size=4, verbose=0)
+    assert scores.shape == (count, 1) and np.isfinite(model.evaluate(arrays, y[:count], verbose=0))
+    np.testing.assert_allclose(model.predict(iter([(arrays,)]), verbose=0), scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+def test_weights_of_several_outputs(comm: Comm, reduction: str) -> None:
+    """Equal weights on both outputs, unlike ones over the ranks: the loss history of one process."""
+    x, y = _data(_GB)
+    weights = np.linspace(0.1, 2.0, _GB, dtype=np.float32)
+    mine = share(comm, np.arange(_GB))
+    losses = []
+    for rows in (mine, None):
+        if rows is None:  # every rank alike: the loss of the whole batch on each
+            rows = np.arange(_GB)
+        model = _two_towers([keras.Input((_F,), dtype="int64"), keras.Input((_X,))], ("a", "b"))
+        loss = keras.losses.BinaryCrossentropy(from_logits=True, reduction=reduction)
+        model.compile(keras.optimizers.SGD(0.1), {"a": loss, "b": loss})
+        arrays = [x["ids"][rows], x["numbers"][rows]]
+        labels = {"a": y[rows], "b": 1 - y[rows]}
+        given = {"a": weights[rows], "b": weights[rows]}
+        model.fit(arrays, labels, sample_weight=given, batch_size=_GB, epochs=3, shuffle=False, verbose=0)
+        losses.append([np.asarray(w) for w in model.weights])
+    for left, right in zip(*losses, strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-6)
+
+
+class _Pages(keras.utils.PyDataset):
+    """This rank's own data in batches of 4, inputs only or with labels."""
+
+    def __init__(self, x: dict[str, np.ndarray], y: np.ndarray | None) -> None:
+        super().__init__()
+        self._x, self._y = x, y
+        self.ended = 0
+
+    @property
+    def num_batches(self) -> int:
+        return -(-len(self._x["ids"]) // 4)
+
+    def __getitem__(self, index: int):
+        part = slice(4 * index, 4 * index + 4)
+        x = {name: value[part] for name, value in self._x.items()}
+        return x if self._y is None else (x, self._y[part])
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+def test_py_datasets(comm: Comm) -> None:
+    rows = 10 if comm.rank == 0 else 6
+    x, y = _data(rows, seed=comm.rank)
+    model, _ = _model()
+    pages = _Pages(x, y)
+    model.fit(pages, epochs=3, verbose=0)
+    assert pages.ended == 3
+    np.testing.assert_allclose(model.predict(_Pages(x, None), verbose=0), model.predict(x, verbose=0), atol=1e-6)
