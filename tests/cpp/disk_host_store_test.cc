@@ -10,6 +10,7 @@
 
 #include "tests/cpp/file_size_limit.h"
 #include "tests/cpp/host_store_conformance.h"
+#include "tests/cpp/process_memory.h"
 #include "tests/cpp/temporary_folder.h"
 
 namespace hvd_ctr {
@@ -171,19 +172,6 @@ TEST(DiskHostStoreTest, BudgetHoldsUntilTheIndexFillsIt) {
     const std::vector<float> expected = RecordOf({id, 0}, floats, id == 0 || id == rows / 2 ? 0.5f : 0.0f);
     ASSERT_TRUE(std::equal(expected.begin(), expected.end(), records.begin() + id * floats)) << id;
   }
-}
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kMemoryIsPlain = false;
-#else
-constexpr bool kMemoryIsPlain = true;
-#endif
-
-int64_t ResidentBytes() {
-  int64_t all = 0;
-  int64_t resident = 0;
-  std::ifstream("/proc/self/statm") >> all >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
 }
 
 // FC 59: dim 5 with Adam, 64 MiB. What the process really takes, also at its peak, is the budget and less than 4 MiB; and what

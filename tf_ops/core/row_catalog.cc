@@ -4,6 +4,12 @@
 #include <new>
 
 namespace hvd_ctr {
+namespace {
+
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kHugePageBytes = int64_t{2} << 20;
+
+}  // namespace
 
 RowCatalog::RowCatalog(int32_t tables, int extent_bits) : extent_bits_(extent_bits) {
   tables_.resize(static_cast<size_t>(tables));
@@ -84,7 +90,10 @@ bool RowCatalog::GrowShard(Shard* shard) {
   const uint64_t count = GrownEntries(*shard);
   if (count == 0) return true;
   Shard larger;
-  if (!larger.block.Allocate(static_cast<int64_t>(count * sizeof(Entry)))) return false;
+  const auto bytes = static_cast<int64_t>(count * sizeof(Entry));
+  // Mapped for itself as soon as it fills a page: on the heap, what the smaller shards leave behind would add up.
+  const bool pages = bytes >= kPageBytes && bytes < kHugePageBytes;
+  if (!(pages ? larger.block.AllocatePages(bytes) : larger.block.Allocate(bytes))) return false;
   larger.mask = count - 1;
   larger.size = shard->size;
   Entry* entries = larger.entries();
