@@ -148,7 +148,7 @@ def _is_expected(error: Exception) -> bool:
     """Errors whose message says all: of data, cache size and checkpoints. Others are shown with their traceback."""
     from hvd_ctr.training.checkpoint import CheckpointError
 
-    names = ("ResourceExhaustedError", "OutOfRangeError", "InvalidArgumentError", "InternalError", "DataLossError")
+    names = ("ResourceExhaustedError", "InvalidArgumentError", "InternalError", "DataLossError")
     return isinstance(error, (CheckpointError, OSError, RuntimeError, ValueError)) or type(error).__name__ in names
 
 

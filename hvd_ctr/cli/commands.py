@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import time
 from pathlib import Path
@@ -17,8 +16,6 @@ from hvd_ctr.data import Reader
 from hvd_ctr.data.synthetic import read_report
 from hvd_ctr.training import checkpoint
 from hvd_ctr.training.loop import Trainer, TrainResult
-
-logger = logging.getLogger("hvd_ctr")
 
 
 def teacher_of(config: TrainConfig) -> dict[str, Any] | None:

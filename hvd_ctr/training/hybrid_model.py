@@ -13,7 +13,6 @@ zero-row batches, all stop together.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,8 +35,6 @@ from hvd_ctr.training.train_step import (
     loss_share,
     penalties_once,
 )
-
-logger = logging.getLogger("hvd_ctr")
 
 
 def _refuse_unsupported_layers(model: keras.Model) -> None:

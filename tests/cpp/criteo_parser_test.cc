@@ -8,8 +8,9 @@
 #include <random>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
+
+#include "tests/cpp/thread_runner.h"
 
 namespace hvd_ctr {
 namespace {
@@ -24,19 +25,6 @@ struct Parsed {
   std::vector<uint8_t> stripped;
 
   LineFault fault(size_t i = 0) const { return static_cast<LineFault>(faults[i]); }
-};
-
-// Runs every chunk on a thread of its own.
-class ThreadRunner final : public TaskRunner {
- public:
-  int threads() const override { return 4; }
-  void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn) override {
-    std::vector<std::thread> threads;
-    for (int64_t begin = 0; begin < n; begin += grain) {
-      threads.emplace_back([&fn, begin, end = std::min(n, begin + grain)] { fn(begin, end); });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
 };
 
 Parsed ParseRanges(Span<const char> text, const std::vector<int64_t>& begins, const std::vector<int64_t>& ends, bool has_label,
@@ -340,7 +328,7 @@ TEST(CriteoParserTest, RandomLinesEqualTheModelOnOneThreadAndOnMany) {
     }
     const Span<const char> view(text.data(), static_cast<int64_t>(text.size()));
     InlineRunner one;
-    ThreadRunner many;
+    ThreadRunner many(4);
     const Parsed out = ParseRanges(view, begins, ends, has_label, &one);
     const Parsed out_many = ParseRanges(view, begins, ends, has_label, &many);
     size_t good = 0;
