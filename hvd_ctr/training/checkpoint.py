@@ -205,6 +205,9 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"{path}: schema {manifest.get('schema') if isinstance(manifest, dict) else None!r}, this "
             f"version reads {SCHEMA}"
         )
+    missing = sorted({"files", "progress", "ranks", "tables", "written_at"} - set(manifest))
+    if missing:
+        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}")
     return manifest
 
 

@@ -111,7 +111,7 @@ def test_without_optimizer_state_rows_start_fresh_state(comm: Comm, folder: Path
         checkpoint.load(path, scorer, [scorer_layer.sharded])
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "byte", "missing", "schema", "outside", "dim"])
+@pytest.mark.parametrize("damage", ["no manifest", "byte", "missing", "schema", "keys", "outside", "dim"])
 def test_a_damaged_checkpoint_is_a_named_error_on_all_ranks(comm: Comm, folder: Path, damage: str) -> None:
     model, layer = _model()
     _run(comm, model, 0, 2)
@@ -129,12 +129,21 @@ def test_a_damaged_checkpoint_is_a_named_error_on_all_ranks(comm: Comm, folder: 
             part.unlink()
         elif damage == "schema":
             (path / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+        elif damage == "keys":
+            del manifest["written_at"]
+            (path / "manifest.json").write_text(json.dumps(manifest))
         elif damage == "outside":
             manifest["files"]["../../outside"] = {"sha256": "", "bytes": 0}
             (path / "manifest.json").write_text(json.dumps(manifest))
     comm.barrier()
     target, target_layer = _model(dim=4 if damage == "dim" else 3)
-    named = {"no manifest": "not a checkpoint", "byte": "damaged", "missing": "missing", "schema": "schema 99"}
+    named = {
+        "no manifest": "not a checkpoint",
+        "byte": "damaged",
+        "missing": "missing",
+        "schema": "schema 99",
+        "keys": "lacks written_at",
+    }
     with pytest.raises(CheckpointError, match={**named, "outside": "outside the checkpoint", "dim": "dim 3"}[damage]):
         checkpoint.load(path, target, [target_layer.sharded])
     if damage == "no manifest":
