@@ -142,6 +142,7 @@ void MixCacheImpl::CountEvictions() {
     ++table.evictions;
     --table.cached_rows;
     dirty_[static_cast<size_t>(eviction.slot)] = 0;
+    if (!warm_.empty()) warm_[static_cast<size_t>(eviction.slot)] = 0;
   }
 }
 
@@ -178,7 +179,18 @@ void MixCacheImpl::CountBatch(const ReceivedKeys& received) {
     // A new row exists nowhere else: it must reach the host even if it is never updated.
     dirty_[static_cast<size_t>(plan_.slots[k])] = found_[m] == 0;
   }
+  if (!warm_.empty()) CreateWarmRows();
   stats_.foreign_keys += merged_.foreign;
+}
+
+void MixCacheImpl::CreateWarmRows() {
+  for (size_t k = 0; k < plan_.slots.size(); ++k) {
+    uint8_t& warm = warm_[static_cast<size_t>(plan_.slots[k])];
+    if (warm == 0) continue;
+    warm = 0;
+    dirty_[static_cast<size_t>(plan_.slots[k])] = 1;
+    ++stats_.tables[static_cast<size_t>(merged_.keys[k].table)].created;
+  }
 }
 
 int64_t MixCacheImpl::ScratchBytes() const {
