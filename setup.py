@@ -2,12 +2,25 @@
 
 import subprocess
 import sys
+import tempfile
+from importlib import metadata
 from pathlib import Path
 
 from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+
+
+def tensorflow_is_installed_here() -> bool:
+    """Whether this environment has a TensorFlow, and not only the one that pip unpacked for an isolated build."""
+    for name in ("tensorflow-cpu", "tensorflow"):
+        try:
+            place = Path(str(metadata.distribution(name).locate_file(""))).resolve()
+        except metadata.PackageNotFoundError:
+            continue
+        return place.is_relative_to(Path(sys.prefix).resolve())
+    return False
 
 
 class BuildPyWithOps(build_py):
@@ -20,17 +33,14 @@ class BuildPyWithOps(build_py):
         super().run()
         if self.editable_mode:
             return
-        # A folder of its own: that of launch/setup.sh is for another TensorFlow than the one in an isolated build.
-        subprocess.run(
-            [
-                "bash",
-                str(ROOT / "launch" / "build_ops.sh"),
-                sys.executable,
-                str(Path(self.build_lib).resolve() / "hvd_ctr" / "ops"),
-                str(Path(self.build_lib).resolve().parent / "ops"),
-            ],
-            check=True,
-        )
+        target = Path(self.build_lib).resolve() / "hvd_ctr" / "ops"
+        command = ["bash", str(ROOT / "launch" / "build_ops.sh"), sys.executable, str(target)]
+        if tensorflow_is_installed_here():
+            subprocess.run(command, check=True)
+            return
+        # A build folder remembers the paths of its tools, and those of an isolated build are gone afterwards.
+        with tempfile.TemporaryDirectory() as folder:
+            subprocess.run([*command, folder], check=True)
 
 
 class PlatformDistribution(Distribution):

@@ -5,12 +5,12 @@
 #   ./launch/run_parallel_tests.sh 4 tests/parallel/test_comm.py -k alltoall
 #
 # Each rank writes to build/logs/parallel_RANKS/rank.N. You see rank 0's report as it grows; when the job fails or hangs, the ends of
-# all of them. The job is killed after HVD_CTR_JOB_SECONDS (default 300).
+# all of them. The job is killed after HVD_CTR_JOB_SECONDS (default 600).
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ranks=${1:?usage: run_parallel_tests.sh RANKS [pytest arguments]}
 shift
-limit_seconds=${HVD_CTR_JOB_SECONDS:-300}
+limit_seconds=${HVD_CTR_JOB_SECONDS:-600}
 folder=$root/build/logs/parallel_$ranks
 rm -rf "$folder"
 mkdir -p "$folder"

@@ -7,9 +7,12 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Sequence
 
 from hvd_ctr.config import ConfigError, TrainConfig, load_config
+
+_GRACE_SECONDS = 2.0  # as in comm.py, which would load TensorFlow
 
 _EXAMPLES = {
     "train": "launch/mpirun.sh -np 2 hvd-ctr train configs/quickstart.yaml --set train.global_batch=8192",
@@ -85,6 +88,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return train_step.main()
     config = _load(arguments)
     if arguments.command == "synth":
+        if _launcher_rank() != 0:
+            return 0  # one process writes the files
         from hvd_ctr.cli import synth
 
         return synth.synth(config)
@@ -101,12 +106,17 @@ def _run(arguments: argparse.Namespace) -> int:
     return commands.predict(config, arguments.checkpoint, arguments.output)
 
 
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID")
+
+
 def _launcher_rank() -> int:
-    """This process' rank as the launcher says, for errors before communication is up."""
-    for variable in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK", "SLURM_PROCID"):
-        if os.environ.get(variable, "").isdigit():
-            return int(os.environ[variable])
-    return 0
+    """This process' rank as the launcher says, for errors before communication is up; 0 without a launcher."""
+    ranks = (os.environ.get(variable, "") for variable in _RANK_VARIABLES)
+    return next((int(rank) for rank in ranks if rank.isdigit()), 0)
+
+
+def _is_launched() -> bool:
+    return any(os.environ.get(variable, "").isdigit() for variable in _RANK_VARIABLES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,14 +130,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except ConfigError as error:
-        # Every rank reads the same file and finds the same fault: one message is enough.
-        if _launcher_rank() == 0:
-            print(f"hvd-ctr: {error}", file=sys.stderr, flush=True)
-        return 2
+        return _refuse(error)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the boundary: one readable message, all ranks end
         return _fail(error)
+
+
+def _refuse(error: ConfigError) -> int:
+    """Says what is wrong, with nothing of TensorFlow loaded. Mostly all ranks read the same file and find the same
+    fault, to be read once: rank 0 prints at once, the others first give the launcher time to end them. A fault in what
+    one rank alone sees, such as a file missing on its host, is thus printed by that rank.
+    """
+    rank = _launcher_rank()
+    if rank != 0:
+        time.sleep(_GRACE_SECONDS)
+    print(f"hvd-ctr: {f'rank {rank}: ' if rank else ''}{error}", file=sys.stderr, flush=True)
+    if _is_launched():
+        # Where communication is up already its end would wait for the other ranks.
+        sys.stdout.flush()
+        os._exit(2)
+    return 2
 
 
 def _fail(error: Exception) -> int:

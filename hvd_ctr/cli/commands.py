@@ -57,6 +57,21 @@ def _count_line(title: str, counts: dict[str, int]) -> str:
     )
 
 
+def _skipped_line(trainer: Trainer) -> list[str]:
+    """A line on the ids left out under invalid_ids: skip, over all ranks; none without such ids. Collective."""
+    *_, invalid = trainer.cache_totals()
+    return [f"invalid ids skipped: {invalid:,}"] if invalid else []
+
+
+def _output_problem(path: Path) -> str:
+    """Why nothing can be written to the path, or an empty text."""
+    if path.is_dir():
+        return "is a folder; name the file to write"
+    if not path.parent.is_dir():
+        return f"the folder {path.parent} does not exist (working directory {Path.cwd()}); make it first"
+    return "" if os.access(path.parent, os.W_OK) else f"the folder {path.parent} cannot be written to"
+
+
 def train(config: TrainConfig) -> int:
     """Trains, evaluates, saves, and prints the final report."""
     if not config.data.train:
@@ -137,12 +152,15 @@ def evaluate(config: TrainConfig, directory: str | None) -> int:
     found = _restore(config, directory, built)
     reader = assemble.reader(config, "eval")
     start = time.perf_counter()
-    values = Trainer(built.model, config).evaluate(reader)
+    trainer = Trainer(built.model, config)
+    values = trainer.evaluate(reader)
     seconds = time.perf_counter() - start
     counts = _summed_counts(comm, reader)
+    skipped = _skipped_line(trainer)
     if comm.rank == 0:
         lines = ["", f"evaluated {found}", *_metric_lines("evaluation", values, teacher_of(config))]
         lines += [f"speed: {counts['lines'] / seconds:,.0f} samples/s", _count_line("eval data", counts)]
+        lines += skipped
         print("\n".join(lines), flush=True)
     return 0
 
@@ -151,18 +169,29 @@ def predict(config: TrainConfig, directory: str | None, output: str) -> int:
     """Scores data.predict with a checkpoint: one click probability per input line, in input order."""
     if not config.data.predict:
         raise ConfigError("data.predict names no files")
+    path = Path(output)
     comm = comms.init(intra_op_threads=config.train.intra_op_threads)
+    # Rank 0 writes: its folder counts, and all ranks end together.
+    problem = comm.broadcast_object(_output_problem(path))
+    if problem:
+        raise ConfigError(f"--output {output}: {problem}")
     built = assemble.build(config)
     found = _restore(config, directory, built)
     reader = assemble.reader(config, "predict")
-    path = Path(output)
+    trainer = Trainer(built.model, config)
     scratch = path.with_name(path.name + ".incomplete")
-    written = Trainer(built.model, config).predict(reader, scratch)
+    try:
+        written = trainer.predict(reader, scratch)
+    except Exception:
+        if comm.rank == 0:
+            scratch.unlink(missing_ok=True)
+        raise
     counts = _summed_counts(comm, reader)
+    skipped = _skipped_line(trainer)
     if comm.rank == 0:
         os.replace(scratch, path)
         print(
             f"\nscored with {found}\n{written['lines']:,} scores ({written['nan']:,} nan for lines not read) in {path}"
         )
-        print(_count_line("predict data", counts), flush=True)
+        print("\n".join([_count_line("predict data", counts), *skipped]), flush=True)
     return 0

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hvd_ctr.config.schema import ConfigError, TrainConfig, nearest
+from hvd_ctr.config.type_names import models_in, type_name
+
+# What pydantic's errors of these kinds allow, in the words of YAML.
+_ALLOWED = {
+    "dict_type": "a mapping of names to values",
+    "model_type": "a section: a mapping of keys to values",
+    "model_attributes_type": "a section: a mapping of keys to values",
+    "string_type": "text",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+}
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -72,6 +88,11 @@ def _load_merged(path: Path, sources: dict[tuple[str, ...], str], chain: tuple[P
     except OSError as error:
         named_by = f" (named as base: by {chain[-1]})" if chain else ""
         raise ConfigError(f"{path}: cannot read the configuration{named_by}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not UTF-8 text: byte 0x{error.object[error.start]:02x} at offset {error.start} ({error.reason}); "
+            "save the file as UTF-8"
+        ) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if content is None:
@@ -122,9 +143,18 @@ def _describe(error: ErrorDetails, path: str, sources: dict[tuple[str, ...], str
         return f"{place}: {key}: missing; it is needed. {_meaning(model, field)}".rstrip()
     if error["type"] == "value_error":
         return f"{place}: {key}: {error['msg'].removeprefix('Value error, ')}"
-    allowed = error["msg"].removeprefix("Input should be ")
+    allowed = _allowed(error, model, field)
     received = reprlib.repr(error["input"])
     return f"{place}: {key}: received {received}; allowed: {allowed}. {_meaning(model, field)}".rstrip()
+
+
+def _allowed(error: ErrorDetails, model: type[BaseModel], field: str | None) -> str:
+    if error["type"] == "tuple_type" and field is not None:
+        # [x] is how a list of one is written, where a single value was given.
+        single = isinstance(error["input"], (str, int, float))
+        kind = type_name(model.model_fields[field].annotation)
+        return f"a {kind}{'' if kind.endswith('text') else 's'}" + (f", such as [{error['input']}]" * single)
+    return _ALLOWED.get(error["type"], error["msg"].removeprefix("Input should be "))
 
 
 def _meaning(model: type[BaseModel], field: str | None) -> str:
@@ -145,11 +175,3 @@ def _model_at(loc: tuple[str, ...]) -> tuple[type[BaseModel], str | None]:
         if inner is not None and parts:
             model, field = inner, None
     return model, field
-
-
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models named in a type annotation, in order."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in get_args(annotation):
-        yield from models_in(argument)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
-from hvd_ctr.config.loader import models_in
 from hvd_ctr.config.schema import TrainConfig
+from hvd_ctr.config.type_names import models_in, type_name
 
 
 def render_reference() -> str:
@@ -37,7 +35,7 @@ def render_reference() -> str:
             if field.is_required():
                 default = "needed"
             elif field.default_factory is not None:
-                default = "{}" if _type_name(field.annotation).startswith("mapping") else "see below"
+                default = "{}" if type_name(field.annotation).startswith("mapping") else "see below"
             else:
                 default = (
                     "`"
@@ -45,7 +43,7 @@ def render_reference() -> str:
                     + "`"
                 )
             meaning = (field.description or "").replace("|", "\\|")
-            out.append(f"| `{name}` | {_type_name(field.annotation)} | {default} | {meaning} |")
+            out.append(f"| `{name}` | {type_name(field.annotation)} | {default} | {meaning} |")
     return "\n".join(out) + "\n"
 
 
@@ -56,25 +54,7 @@ def _plain(value: Any) -> Any:
 def _sections(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
     yield prefix, model
     for name, field in model.model_fields.items():
-        kind = _type_name(field.annotation)
+        kind = type_name(field.annotation)
         suffix = "[]" if kind.startswith("list") else ".<name>" if kind.startswith("mapping") else ""
         for inner in models_in(field.annotation):
             yield from _sections(inner, f"{prefix}.{name}{suffix}".lstrip("."))
-
-
-def _type_name(annotation: Any) -> str:
-    """Type in the words of a YAML user."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return ", ".join(f"`{a}`" for a in arguments)
-    if origin is typing.Annotated:
-        return _type_name(arguments[0])
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join("null" if a is type(None) else _type_name(a) for a in arguments)
-    if origin is tuple:
-        return f"list of {_type_name(arguments[0])}"
-    if origin is dict:
-        return f"mapping of {_type_name(arguments[0])} to {_type_name(arguments[1])}"
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "section"
-    return {int: "integer", float: "number", str: "text", bool: "true or false"}[annotation]

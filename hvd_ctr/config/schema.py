@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from hvd_ctr.config.integers import holds_integers_only, read_integer
+
 CRITEO_DENSE_NAMES: tuple[str, ...] = tuple(f"I{i}" for i in range(1, 14))
 CRITEO_SPARSE_NAMES: tuple[str, ...] = tuple(f"C{i}" for i in range(1, 27))
 
@@ -29,6 +31,14 @@ class ConfigError(ValueError):
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _integers_with_exponents(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        integers = {name for name, field in cls.model_fields.items() if holds_integers_only(field.annotation)}
+        return {name: read_integer(value) if name in integers else value for name, value in data.items()}
 
 
 class SparseOptimizerConfig(_Frozen):
@@ -391,6 +401,12 @@ class LoopConfig(_Frozen):
     log_every_steps: int = Field(default=100, ge=1, description="Steps between two log lines.")
     eval_every_steps: int | None = Field(
         default=None, ge=1, description="Steps between two evaluations; null: after each epoch only."
+    )
+    pipeline_depth: int = Field(
+        default=2,
+        ge=0,
+        le=8,
+        description="Batches whose rows are fetched while an earlier one trains; 0: none. Results are the same bits.",
     )
     intra_op_threads: int | None = Field(
         default=None,

@@ -8,6 +8,7 @@ tf_ops/core/criteo_parser.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -21,6 +22,11 @@ from hvd_ctr.data.line_source import LineBlock, LineSource
 from hvd_ctr.data.reader import Dealing, FaultLog, Reader
 from hvd_ctr.ops import reader_ops
 
+_LOG = logging.getLogger(__name__)
+
+# Lines at the start of a file that tell whether it is of the expected form.
+_SAMPLE_LINES = 1000
+
 #: Names and meanings by the parser's fault number (LineFault in criteo_parser.h); 0 is a good line.
 FAULTS: tuple[tuple[str, str], ...] = (
     ("good", ""),
@@ -31,6 +37,14 @@ FAULTS: tuple[tuple[str, str], ...] = (
     ("too_few_fields", "the line holds a label and nothing else"),
     ("blank", "the line is blank"),
 )
+
+
+# By whether a label was expected.
+_LABEL_MISMATCH = {
+    True: "have no label: 39 fields (13 integers, 26 categories) and not 40; data.train and data.eval need a label, "
+    "for data.predict set data.predict_has_label: false",
+    False: "have a label: 40 fields (label, 13 integers, 26 categories) and not 39; set data.predict_has_label: true",
+}
 
 
 class CriteoReader(Reader):
@@ -61,10 +75,38 @@ class CriteoReader(Reader):
     def _windows(self, paths: Sequence[str]) -> Iterator[Window]:
         first_row = 0
         self._source = LineSource(paths, self._block_bytes)
-        for blocks in _group(self._source.blocks(), self._dealing.shuffle_rows):
+        for blocks in _group(self._checked(self._source.blocks()), self._dealing.shuffle_rows):
             rows = sum(len(b) for b in blocks)
             yield _LineWindow(blocks, first_row, self._has_label, self._faults)
             first_row += rows
+
+    def _checked(self, blocks: Iterator[LineBlock]) -> Iterator[LineBlock]:
+        """The blocks; the first of each file is looked at as a whole, by every rank alike.
+
+        Raises ValueError when most of its lines are refused with the configured label and most are good without (or
+        the other way round): such files would be skipped line by line, or scored shifted by one field.
+        """
+        for block in blocks:
+            if block.first_line == 1:
+                self._check_form(block)
+            yield block
+
+    def _check_form(self, block: LineBlock) -> None:
+        sample = slice(0, _SAMPLE_LINES)
+        begins, ends = block.begins[sample], block.ends[sample]
+        lines = int(np.count_nonzero(ends > begins))  # blank ones tell nothing
+        as_configured = self._good_lines(block, begins, ends, self._has_label)
+        if 2 * as_configured >= max(1, lines):
+            return
+        if 2 * self._good_lines(block, begins, ends, not self._has_label) > lines:
+            raise ValueError(f"{block.path}: most of the first {lines:,} lines {_LABEL_MISMATCH[self._has_label]}")
+        if lines and as_configured == 0:
+            _LOG.warning("%s: none of the first %d lines can be parsed; is it a Criteo file?", block.path, lines)
+
+    @staticmethod
+    def _good_lines(block: LineBlock, begins: NDArray[np.int64], ends: NDArray[np.int64], has_label: bool) -> int:
+        faults = reader_ops.parse_criteo(block.text, begins, ends, has_label=has_label).faults
+        return int(np.count_nonzero(faults == 0))
 
 
 def _group(blocks: Iterator[LineBlock], rows: int) -> Iterator[list[LineBlock]]:

@@ -48,6 +48,7 @@ class FaultLog:
         self._policy = policy
         self._names = tuple(names)
         self.counts: Counter[str] = Counter()
+        self.quiet = False  # counts only: for lines that another rank reports
         self.reset()
 
     def reset(self) -> None:
@@ -63,7 +64,7 @@ class FaultLog:
             raise ValueError(
                 f"{place}: {detail}; correct the file, or set data.bad_lines: skip to leave such lines out"
             )
-        if self.counts[name] == 0:
+        if self.counts[name] == 0 and not self.quiet:
             _LOG.warning("%s: %s; the line is left out, more of this kind are counted only", place, detail)
         self.counts[name] += count
 
@@ -95,8 +96,8 @@ class Reader(ABC):
         """This rank's part of every global batch of the epoch, from batch `first_step` on (the skipped are read, not
         parsed).
 
-        Starts the counts anew. Raises ValueError for files that cannot be read or hold no line, and for a bad line
-        under data.bad_lines: error.
+        Starts the counts anew. Raises ValueError for files that cannot be read or hold no line, for a bad line under
+        data.bad_lines: error, and at the end of an epoch without one good line on any rank, on every rank.
         """
         self._faults.reset()
         self._rows_read = self._rows_dealt = 0
@@ -105,6 +106,28 @@ class Reader(ABC):
             self._rows_dealt = min(self._rows_dealt + d.global_batch, self._rows_read)
             if step >= first_step:
                 yield self._parse(pieces)
+        if first_step == 0 and self._faults.counts["rows"] == 0:
+            self._require_a_good_row(epoch)
+
+    def _require_a_good_row(self, epoch: int) -> None:
+        """Reads the epoch of all ranks up to its first good row: this rank may have had none by chance, and every rank
+        must come to the same answer without asking the others.
+        """
+        own, rows = self._faults.counts, self._rows_read
+        try:
+            self._faults.reset()
+            self._faults.quiet = True
+            self._rows_read = 0
+            if any(len(piece.window.take(piece.positions)) for piece in self._stream(epoch)):
+                return
+            reasons = ", ".join(f"{count:,} {name}" for name, count in self._faults.counts.items() if count)
+        finally:
+            self._faults.counts, self._rows_read = own, rows
+            self._faults.quiet = False
+        raise ValueError(
+            f"all {rows:,} lines were refused ({reasons}), none is left to use, of: {', '.join(self.paths)}; check "
+            "that the files are of data.format and of the configured columns"
+        )
 
     def counts(self) -> dict[str, int]:
         """Of this rank, in the epoch begun last: lines dealt, rows (good lines), stripped lines, bad lines by kind."""

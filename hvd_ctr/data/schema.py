@@ -30,11 +30,16 @@ class Column:
     type: pa.DataType
     default: float | int | bytes | None
     expected: str
+    may_be_null: bool = True
 
     def accepts(self, actual: pa.DataType) -> bool:
-        """Whether a file's column can be brought to the type of this role."""
+        """Whether a file's column can be brought to the type of this role. Of type null are columns that were written
+        with no value at all: each cell is a missing one, which a label cannot be.
+        """
         if pa.types.is_dictionary(actual):
             actual = actual.value_type
+        if pa.types.is_null(actual):
+            return self.may_be_null
         if self.type == pa.int64():
             return bool(pa.types.is_integer(actual) or pa.types.is_boolean(actual))
         if self.type == pa.float64():
@@ -63,7 +68,7 @@ class Column:
 
 def columns_of(schema: ParquetSchemaConfig, has_label: bool) -> list[Column]:
     """The columns to read: label (unless the files have none), dense, sparse, in this order."""
-    label = [Column(schema.label, pa.float64(), None, "a number, 0 or 1")] if has_label else []
+    label = [Column(schema.label, pa.float64(), None, "a number, 0 or 1", False)] if has_label else []
     dense = [Column(c.name, pa.float64(), c.default, "a number") for c in schema.dense]
     return [*label, *dense, *(_sparse_column(c) for c in schema.sparse)]
 

@@ -238,25 +238,45 @@ def generate(config: SynthConfig, progress: Progress | None = None) -> TeacherRe
 
 
 def read_report(folder: str | Path, config: SynthConfig | None = None) -> TeacherReport | None:
-    """The report of a finished generation in the folder; None: none, files are gone, or it was another config."""
+    """The report of a finished generation in the folder; None: none, files are gone, or it was another config.
+
+    A file that cannot be read or is no such report is worth a warning, not an end: it only tells how good one could be.
+    """
     path = Path(folder) / _REPORT_NAME
     if not path.exists():
         return None
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not content.get("complete"):
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not content.get("complete"):
+            return None
+        if config is not None and (content["generator"], content["config"]) != (
+            _GENERATOR_VERSION,
+            config.model_dump(mode="json"),
+        ):
+            return None
+        report = _parse_report(content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        _LOG.warning(
+            "%s: not a report of the generator (%s: %s); going on without it", path, type(error).__name__, error
+        )
         return None
-    if config is not None and (content["generator"], content["config"]) != (
-        _GENERATOR_VERSION,
-        config.model_dump(mode="json"),
-    ):
-        return None
-    values: dict[str, Any] = {field.name: content[field.name] for field in fields(TeacherReport)}
-    for name in ("train_files", "eval_files"):
-        values[name] = tuple(values[name])
-    report = TeacherReport(**values)
     if not all((Path(folder) / name).exists() for name in (*report.train_files, *report.eval_files)):
         return None
     return report
+
+
+def _parse_report(content: dict[str, Any]) -> TeacherReport:
+    """Raises KeyError, TypeError or ValueError for content of another form."""
+    values: dict[str, Any] = {}
+    for field in fields(TeacherReport):
+        value = content[field.name]
+        if field.name.endswith("_files"):
+            if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+                raise TypeError(f"{field.name} is no list of names")
+            values[field.name] = tuple(value)
+        else:
+            values[field.name] = float(value) if field.type == "float" else int(value)
+    return TeacherReport(**values)
 
 
 def _report(

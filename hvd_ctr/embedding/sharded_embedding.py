@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -44,6 +44,13 @@ class BatchFacts:
     rows: Tensor
     weight_sum: Tensor
     error: Tensor = ""
+
+
+class Staged(NamedTuple):
+    """One group's batch after Data-Loader and Host-Manager: what a train step needs of them."""
+
+    prepared: PreparedIds
+    prefetched: Prefetched
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,8 +137,8 @@ class TableGroup:
         """Key exchange, plan, write-back and load; pins the batch's rows until `backward` or `release`.
 
         Raises:
-            tf.errors.OutOfRangeError: a rank's batch holds an invalid id under `invalid_ids: error` (all ranks alike).
-            tf.errors.InternalError: a rank reported an error (all ranks alike).
+            tf.errors.InvalidArgumentError: a rank's batch holds an invalid id under `invalid_ids: error` (all ranks
+            alike). tf.errors.InternalError: a rank reported an error (all ranks alike).
         """
         words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name)
         return mix_cache_ops.prefetch(self.cache, words, splits)
@@ -140,6 +147,11 @@ class TableGroup:
         """Tells the policy `lookahead` the keys of a batch to come: what `input_dist` received for it, announced in the
         order of the prefetches to come. Local; returns whether it was noted (bool scalar)."""
         return mix_cache_ops.announce(self.cache, words, splits)
+
+    def prefetched_spec(self) -> Prefetched:
+        """Specs of what `prefetch` returns."""
+        scalar, splits = tf.TensorSpec([], tf.int64), tf.TensorSpec([self._comm.size], tf.int32)
+        return Prefetched(scalar, splits, scalar, tf.TensorSpec([], tf.float64), scalar)
 
     def lookup(self, prepared: PreparedIds, prefetched: Prefetched) -> Rows:
         """Rows (U, D) of a prefetched batch, from their owners.
@@ -155,8 +167,10 @@ class TableGroup:
         value.
         """
         words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, f"{self.name}.read")
-        rows, send_splits, global_rows, global_weight = mix_cache_ops.read(self.cache, words, splits, self.layout.dim)
-        return self._deliver(prepared, rows, send_splits, global_rows, global_weight, "read")
+        answer = mix_cache_ops.read(self.cache, words, splits, self.layout.dim)
+        return self._deliver(
+            prepared, answer.rows, answer.send_splits, answer.global_rows, answer.global_weight, "read"
+        )
 
     def _deliver(
         self,
@@ -267,6 +281,18 @@ class ShardedEmbedding:
         out = np.zeros((len(ids), group.layout.dim), np.float32)
         out[virtual_ids >= 0] = rows[virtual_ids[virtual_ids >= 0]]
         return out
+
+    def check_empty(self) -> None:
+        """For loading: rows that the file does not have would stay.
+
+        Raises:
+            RuntimeError: this rank holds rows; names the table.
+        """
+        for name, row in self.cache_stats()["tables"].items():
+            if row["host_rows"] or row["cached_rows"]:
+                raise RuntimeError(
+                    f"table {name!r} holds rows already, which would stay beside the loaded ones; load into a new model"
+                )
 
     def flush(self) -> None:
         """Writes dirty cached rows of this rank back to the host store."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 
-from hvd_ctr.embedding.sharded_embedding import BatchFacts, Rows, TableGroup
+from hvd_ctr.embedding.sharded_embedding import BatchFacts, Rows, Staged, TableGroup
 from hvd_ctr.ops.id_ops import PreparedIds
 from hvd_ctr.ops.mix_cache_ops import Prefetched
 
@@ -37,11 +38,15 @@ class StepContext:
     Args:
         tape: the step's tape; rows are watched on it.
         facts: this rank's batch, told to all ranks with the keys.
+        staged: what a pipeline did for this batch beforehand, by group; empty: the step does it.
     """
 
-    def __init__(self, tape: tf.GradientTape, facts: BatchFacts) -> None:
+    def __init__(
+        self, tape: tf.GradientTape, facts: BatchFacts, staged: Mapping[TableGroup, Staged] | None = None
+    ) -> None:
         self._tape = tape
         self.facts = facts
+        self._staged = staged or {}
         self._lookups: list[_Lookup] = []
 
     def __enter__(self) -> StepContext:
@@ -57,8 +62,12 @@ class StepContext:
     ) -> None:
         _active.context = None
 
+    def prepared(self, group: TableGroup) -> PreparedIds | None:
+        """What a pipeline prepared for the group's lookup, or None without a pipeline."""
+        return self._staged[group].prepared if group in self._staged else None
+
     def lookup(self, group: TableGroup, prepared: PreparedIds, trainable: bool) -> Rows:
-        """Prefetches, looks up and watches the rows of one group.
+        """Prefetches (unless a pipeline has), looks up and watches the rows of one group.
 
         Raises:
             ValueError: the group was looked up before in this step: its rows would be updated twice.
@@ -68,7 +77,7 @@ class StepContext:
                 f"embedding {group.name!r} is called twice in one step, which would apply its row optimizer twice; "
                 "list all features that share its tables in one MixCacheEmbedding and call it once"
             )
-        prefetched = group.prefetch(prepared)
+        prefetched = self._staged[group].prefetched if group in self._staged else group.prefetch(prepared)
         rows = group.lookup(prepared, prefetched)
         self._tape.watch(rows.rows)
         self._lookups.append(_Lookup(group, prepared, prefetched, rows.rows, trainable))

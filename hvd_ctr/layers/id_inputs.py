@@ -58,6 +58,16 @@ def is_single(feature: FeatureConfig) -> bool:
     return feature.length == 1 and feature.combiner is not None and feature.weights is None
 
 
+def check_integer(layer: str, what: str, dtype: Any) -> None:
+    """Raises ValueError for ids that are no integers: a float cannot hold every id, so different ids would become
+    one.
+    """
+    if not tf.as_dtype(dtype).is_integer:
+        raise ValueError(
+            f"{layer}: {what} needs integer ids, received {tf.as_dtype(dtype).name}; give its keras.Input dtype='int64'"
+        )
+
+
 def get_input(layer: str, inputs: Mapping[str, Any], name: str) -> Any:
     """inputs[name].
 
@@ -82,6 +92,7 @@ def group_ids(layer: str, features: Sequence[FeatureConfig], layout: GroupLayout
         ValueError: an input is missing or does not fit its feature.
     """
     if not isinstance(inputs, Mapping):
+        check_integer(layer, "the id matrix", inputs.dtype)
         order = [list(features).index(feature) for feature in layout.features]
         ids = tf.cast(inputs, tf.int64)
         ids = ids if order == list(range(len(order))) else tf.gather(ids, order, axis=1)
@@ -105,8 +116,7 @@ def _dense_ids(layer: str, feature: FeatureConfig, inputs: Mapping[str, Any]) ->
             "set length=None for ragged or sparse ids"
         )
     ids = tf.convert_to_tensor(ids)
-    if not ids.dtype.is_integer:
-        raise ValueError(f"{layer}: feature {feature.name!r} needs integer ids, received {ids.dtype.name}")
+    check_integer(layer, f"feature {feature.name!r}", ids.dtype)
     one_id = ids.shape.rank == 1 and feature.length in (None, 1)
     fits = ids.shape.rank == 2 and (feature.length is None or ids.shape[1] in (None, feature.length))
     if not (one_id or fits):
@@ -127,6 +137,7 @@ def _bags(layer: str, feature: FeatureConfig, inputs: Mapping[str, Any]) -> Bags
     if feature.length is None and isinstance(ids, tf.RaggedTensor):
         if ids.ragged_rank != 1:
             raise ValueError(f"{layer}: feature {feature.name!r} needs one ragged dimension, received {ids.shape}")
+        check_integer(layer, f"feature {feature.name!r}", ids.dtype)
         values, splits = tf.cast(ids.flat_values, tf.int64), tf.cast(ids.row_splits, tf.int64)
     else:
         dense = _dense_ids(layer, feature, inputs)

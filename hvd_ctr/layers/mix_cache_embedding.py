@@ -18,13 +18,14 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from numpy.typing import NDArray
 
 from hvd_ctr import comm
 from hvd_ctr.config import CacheConfig, FeatureConfig
 from hvd_ctr.embedding import ShardedEmbedding, TableGroup, step_context
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
-from hvd_ctr.layers.id_inputs import Bags, GroupIds, get_input, group_ids
+from hvd_ctr.layers.id_inputs import Bags, GroupIds, check_integer, get_input, group_ids
 from hvd_ctr.ops import pooling_ops
 from hvd_ctr.ops.id_ops import PreparedIds
 
@@ -107,12 +108,15 @@ class MixCacheEmbedding(keras.layers.Layer):
         """Symbolic outputs; see the class docstring for shapes."""
         if not isinstance(inputs, Mapping):
             self._check_matrix(inputs.shape)
+            check_integer(self.name, "the id matrix", inputs.dtype)
             return keras.KerasTensor(
                 (inputs.shape[0], len(self.features), self.features[0].table.dim), dtype=self.compute_dtype
             )
         outputs = {}
         for feature in self.features:
-            batch = get_input(self.name, inputs, feature.name).shape[0]
+            ids = get_input(self.name, inputs, feature.name)
+            check_integer(self.name, f"feature {feature.name!r}", ids.dtype)
+            batch = ids.shape[0]
             bag = () if feature.combiner is not None else (feature.length,)
             ragged = feature.combiner is None and feature.length is None
             outputs[feature.name] = keras.KerasTensor(
@@ -158,14 +162,16 @@ class MixCacheEmbedding(keras.layers.Layer):
         """See the class docstring. Inside a train step the rows are watched for gradients; elsewhere they are only
         read.
         """
-        context = step_context.current()
+        # Keras traces a model without running it to learn shapes: such a pass is no part of the step.
+        context = None if in_symbolic_scope() else step_context.current()
         outputs: dict[str, Any] = {}
         for group in self.sharded.groups:
             ids = self._group_ids(group, inputs)
-            prepared = self._prepare(group, ids, context.facts if context is not None else None)
             if context is None:
+                prepared = self._prepare(group, ids, None)
                 rows = group.read(prepared).rows
             else:
+                prepared = context.prepared(group) or self._prepare(group, ids, context.facts)
                 rows = context.lookup(group, prepared, self.trainable).rows
             if not ids.bags:
                 vectors = pooling_ops.pool_rows(rows, prepared.virtual_ids)
@@ -226,6 +232,42 @@ class MixCacheEmbedding(keras.layers.Layer):
         )
 
     # ---- state ----
+
+    def save_own_variables(self, store: Any) -> None:
+        """Keras' saving (model.save, save_weights): this process' rows and optimizer state, by table.
+
+        Raises:
+            RuntimeError: on several ranks, each of which holds a part of the rows only.
+        """
+        self._check_one_rank("saved")
+        for number, table in enumerate(self.sharded.table_names):
+            chunks = list(self.sharded.export_rows(table))
+            store[f"{number}/ids"] = np.concatenate([chunk.ids for chunk in chunks])
+            store[f"{number}/rows"] = np.concatenate([chunk.rows for chunk in chunks])
+            store[f"{number}/state"] = np.concatenate([chunk.state for chunk in chunks])
+        store["steps"] = np.array(list(self.sharded.steps().values()), np.int64)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Keras' loading: the reverse of save_own_variables, into tables that hold no rows yet.
+
+        Raises:
+            RuntimeError: on several ranks; or the tables hold rows.
+        """
+        self._check_one_rank("loaded")
+        self.sharded.check_empty()
+        for number, table in enumerate(self.sharded.table_names):
+            ids, rows, state = (np.asarray(store[f"{number}/{part}"]) for part in ("ids", "rows", "state"))
+            if len(ids):
+                self.sharded.import_rows(table, ids, rows, state)
+        self.sharded.set_step(int(np.max(store["steps"])))
+
+    def _check_one_rank(self, done: str) -> None:
+        ranks = comm.current().size
+        if ranks > 1:
+            raise RuntimeError(
+                f"{self.name}: Keras files are {done} by one process, but the rows are spread over {ranks} ranks; "
+                "use hvd_ctr.training.checkpoint.save and load, on all ranks"
+            )
 
     def cache_stats(self) -> dict[str, Any]:
         """See ShardedEmbedding.cache_stats."""

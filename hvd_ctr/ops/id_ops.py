@@ -67,7 +67,7 @@ def prepare_batch(
     Args:
         ids: int64; (B, F), column f is feature f; or flat (N) with feature_splits.
         feature_splits: (F+1) int64, feature f is ids[feature_splits[f]:feature_splits[f+1]]; None for (B, F).
-        batch_rows: scalar, B.
+        batch_rows: scalar, B; -1: this rank's data has ended (pass no ids).
         weight_sum: scalar, sum of the sample weights; B when there are none.
         error_text: string scalar; not empty: this rank cannot go on. No key is sent, and all ranks fail with this text.
         tables: T tables of one dim.

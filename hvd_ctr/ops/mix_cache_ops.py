@@ -96,12 +96,14 @@ class Prefetched(NamedTuple):
         reply_splits: (W) int32, rows that lookup answers to each peer; they sum to R.
         global_rows: int64 scalar, B summed over the ranks.
         global_weight: float64 scalar, sample weights summed over the ranks.
+        active_ranks: int64 scalar, ranks that still have batches (batch_rows not -1).
     """
 
     ticket: Tensor
     reply_splits: Tensor
     global_rows: Tensor
     global_weight: Tensor
+    active_ranks: Tensor
 
 
 class ReadRows(NamedTuple):
@@ -111,6 +113,7 @@ class ReadRows(NamedTuple):
     send_splits: Tensor
     global_rows: Tensor
     global_weight: Tensor
+    active_ranks: Tensor
 
 
 class ExportedRows(NamedTuple):
@@ -188,7 +191,7 @@ def prefetch(handle: Tensor, received: Tensor, received_splits: Tensor) -> Prefe
         received_splits: (W) int32, words per rank.
 
     Raises:
-        tf.errors.OutOfRangeError: an invalid id in a table with invalid_ids "error" (all ranks alike).
+        tf.errors.InvalidArgumentError: an invalid id in a table with invalid_ids "error" (all ranks alike).
         tf.errors.InternalError: a rank sent an error text (all ranks alike).
         tf.errors.DataLossError: a message is torn.
     """
@@ -353,9 +356,8 @@ def set_frequencies(handle: Tensor, table: int, ids: NDArray[np.int64], counts: 
 
 
 def warm_start(handle: Tensor) -> int:
-    """Loads the rows with the largest counts (`set_frequencies`) into the free slots; returns how many. Eager only.
-
-    No row is created by it: one that does not exist begins to exist with its first `prefetch`, as ever.
+    """Loads the rows with the largest counts (`set_frequencies`) into the free slots; returns how many. Creates no row.
+    Eager only.
     """
     return int(native.ops().hvd_ctr_warm_start(handle=handle))
 

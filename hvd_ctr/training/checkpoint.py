@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 import urllib.parse
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,11 @@ def save(
         CheckpointError: a rank could not write (disk full, ...); the previous checkpoint of that name is untouched.
     """
     comm, final = comms.current(), Path(directory)
+    names = [table for embedding in embeddings for table in embedding.table_names]
+    if len(names) != len(set(names)):
+        raise CheckpointError(
+            f"two embeddings have tables of one name: {sorted(n for n in names if names.count(n) > 1)}"
+        )
     scratch = final.with_name(final.name + ".incomplete")
     error: Exception | None = None
     if comm.rank == 0:
@@ -160,6 +166,7 @@ def _publish(
     manifest = {
         "schema": SCHEMA,
         "ranks": ranks,
+        "written_at": time.time(),
         "progress": dataclasses.asdict(progress),
         "optimizer_steps": {name: step for embedding in embeddings for name, step in embedding.steps().items()},
         "tables": {
@@ -202,9 +209,9 @@ def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def latest(directory: str | os.PathLike[str]) -> Path | None:
-    """The newest complete checkpoint under a directory of `step-*` checkpoints, or None."""
+    """The complete checkpoint under a directory of `step-*` checkpoints that was written last, or None."""
     complete = [path for path in Path(directory).glob("step-*") if (path / _MANIFEST).is_file()]
-    return max(complete, key=lambda path: path.name, default=None)
+    return max(complete, key=lambda path: (read_manifest(path)["written_at"], path.name), default=None)
 
 
 def load(
@@ -221,17 +228,30 @@ def load(
         manifest = read_manifest(directory)
         progress = Progress(**manifest["progress"])
         _check_tables(Path(directory), manifest, embeddings, optimizer)
+        for embedding in embeddings:
+            embedding.check_empty()
         for name, info in manifest["files"].items():
             _check_file(Path(directory), name, info)
+        _check_complete(Path(directory), manifest)
         _load_dense(Path(directory), model, optimizer)
         for embedding in embeddings:
             _load_rows(Path(directory), manifest, embedding, optimizer)
             if optimizer:
                 embedding.set_step(progress.step)
-    except (CheckpointError, OSError, pa.ArrowException, KeyError, TypeError, ValueError) as exception:
+    except (RuntimeError, OSError, pa.ArrowException, KeyError, TypeError, ValueError, AttributeError) as exception:
         error = exception
     _agree_on_error(comm, f"loading {directory}", error)
     return progress
+
+
+def _check_complete(directory: Path, manifest: dict[str, Any]) -> None:
+    """The manifest lists the dense weights and, for each table, the part of every rank."""
+    names, ranks = set(manifest["files"]), int(manifest["ranks"])
+    wanted = {_part_path(table, rank, ranks) for table in manifest["tables"] for rank in range(ranks)} | {"dense.npz"}
+    if names != wanted:
+        raise CheckpointError(
+            f"{directory}: the manifest lists {sorted(names - wanted)} and lacks {sorted(wanted - names)}"
+        )
 
 
 def _check_file(directory: Path, name: str, info: dict[str, Any]) -> None:

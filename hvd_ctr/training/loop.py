@@ -6,9 +6,10 @@ Every method is collective: all ranks call it with their own reader of the same 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from hvd_ctr import comm as comms
 from hvd_ctr.config import TrainConfig
 from hvd_ctr.data import Batch, Reader
+from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
 from hvd_ctr.training import checkpoint, metrics
 from hvd_ctr.training.agreed_data import agreed_batches
 from hvd_ctr.training.checkpoint import Progress
 from hvd_ctr.training.hybrid_model import HybridModel
+from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 from hvd_ctr.training.progress import ProgressReport
 
 Tensor = Any
@@ -67,22 +70,32 @@ class Trainer:
         self._model, self._config = model, config
         self.progress = progress or Progress()
         self._train_metrics, self._eval_metrics = ctr_metrics(), ctr_metrics()
-        dense = tf.TensorSpec([None, len(config.data.dense_names())], tf.float32)
-        ids = tf.TensorSpec([None, len(config.data.sparse_names())], tf.int64)
-        labels = tf.TensorSpec([None], tf.float32)
-        self._train_step = tf.function(self._train_step_body, input_signature=[dense, ids, labels])
-        self._test_step = tf.function(self._test_step_body, input_signature=[dense, ids, labels])
-        self._scores = tf.function(self._scores_body, input_signature=[dense, ids])
+        self._dense_spec = tf.TensorSpec([None, len(config.data.dense_names())], tf.float32)
+        self._ids_spec = tf.TensorSpec([None, len(config.data.sparse_names())], tf.int64)
+        self._labels_spec = tf.TensorSpec([None], tf.float32)
+        inputs = [self._dense_spec, self._ids_spec]
+        self._train_step: Any = None
+        self._test_step = tf.function(
+            self._test_step_body, input_signature=[*inputs, self._labels_spec], autograph=False
+        )
+        self._scores = tf.function(self._scores_body, input_signature=inputs, autograph=False)
         self.run_dir = config.resolved_run_dir()
 
     # ---- steps ----
 
-    def _train_step_body(self, dense: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
+    def _train_step_body(self, dense: Tensor, ids: Tensor, labels: Tensor, staged: Sequence[Staged]) -> Tensor:
         labels = labels[:, None]
-        result = self._model.hybrid_step({"dense_features": dense, "ids": ids}, labels)
+        result = self._model.hybrid_step({"dense_features": dense, "ids": ids}, labels, staged=staged)
         for metric in self._train_metrics:
             metric.update_state(labels, result.predictions)
         return result.global_rows
+
+    def _run_step(self, batch: Batch, staged: Sequence[Staged]) -> int:
+        """Trains one batch; returns the samples of all ranks."""
+        if self._train_step is None:
+            signature = [self._dense_spec, self._ids_spec, self._labels_spec, tensor_specs(tuple(staged))]
+            self._train_step = tf.function(self._train_step_body, input_signature=signature, autograph=False)
+        return int(self._train_step(batch.dense, batch.ids, batch.labels, tuple(staged)))
 
     def _logits(self, dense: Tensor, ids: Tensor) -> Tensor:
         return self._model({"dense_features": dense, "ids": ids}, training=False)
@@ -95,9 +108,26 @@ class Trainer:
     def _scores_body(self, dense: Tensor, ids: Tensor) -> Tensor:
         return tf.sigmoid(self._logits(dense, ids))[:, 0]
 
+    def _empty(self) -> Batch:
+        return Batch.empty(self._dense_spec.shape[1], self._ids_spec.shape[1])
+
     def _batches(self, reader: Reader, epoch: int) -> Iterator[Batch]:
-        dense, sparse = len(self._config.data.dense_names()), len(self._config.data.sparse_names())
-        return agreed_batches(self._comm, reader.epoch(epoch), lambda: Batch.empty(dense, sparse))
+        return agreed_batches(self._comm, reader.epoch(epoch), self._empty)
+
+    @contextlib.contextmanager
+    def _staged_batches(self, reader: Reader, epoch: int) -> Iterator[Iterable[tuple[Batch, Sequence[Staged]]]]:
+        """The epoch's batches, fetched ahead as train.pipeline_depth says."""
+        depth = self._config.train.pipeline_depth
+        if depth == 0:
+            yield ((batch, ()) for batch in self._batches(reader, epoch))
+            return
+
+        def inputs_of(batch: Batch) -> Inputs:
+            return Inputs([batch.ids], BatchFacts(np.int64(len(batch)), np.float64(len(batch))))
+
+        batches = reader.epoch(epoch)
+        with Pipeline(self._comm, self._model.embeddings, batches, inputs_of, self._empty, depth) as pipeline:
+            yield pipeline
 
     # ---- loops ----
 
@@ -107,49 +137,46 @@ class Trainer:
         """
         loop = self._config.train
         self._model.synchronise()
-        start, samples, clock = time.perf_counter(), 0, _Throughput()
-        train_values: dict[str, float] = {}
-        eval_values: dict[str, float] = {}
-        evaluated_at = -1
+        start = time.perf_counter()
         with ProgressReport("train", self._comm.rank, self.run_dir / "tensorboard") as report:
+            run = _Run(report)
             for epoch in range(self.progress.epoch, loop.epochs):
-                metrics.reset(self._train_metrics)
-                for batch in self._batches(reader, epoch):
-                    rows = int(self._train_step(batch.dense, batch.ids, batch.labels))
-                    samples += rows
-                    clock.tick(rows)
-                    self.progress = Progress(self.progress.step + 1, epoch, self.progress.step_in_epoch + 1)
-                    step = self.progress.step
-                    report.position(f"epoch {epoch + 1}/{loop.epochs} step {step:,}", self._fraction(reader, epoch))
-                    if step % loop.log_every_steps == 0:
-                        train_values = self._train_values(clock)
-                        report.values(step, train_values, f"epoch {epoch + 1}/{loop.epochs} step {step:,}")
-                    if loop.eval_every_steps and step % loop.eval_every_steps == 0 and eval_reader is not None:
-                        eval_values, evaluated_at = self._timed_out_evaluation(eval_reader, clock, report), step
-                    if self._config.checkpoint.every_steps and step % self._config.checkpoint.every_steps == 0:
-                        with clock.paused():
-                            self.save()
-                    if step == loop.max_steps:
-                        break
-                train_values = self._train_values(clock)
-                report.values(
-                    self.progress.step,
-                    train_values,
-                    f"epoch {epoch + 1}/{loop.epochs} step {self.progress.step:,}",
-                    True,
-                )
-                if eval_reader is not None and evaluated_at != self.progress.step:
-                    eval_values, evaluated_at = (
-                        self._timed_out_evaluation(eval_reader, clock, report),
-                        self.progress.step,
-                    )
+                self._train_epoch(reader, eval_reader, epoch, run)
+                run.train_values = self._train_values(run.clock)
+                report.values(self.progress.step, run.train_values, self._position(epoch), True)
+                self._evaluate_between(eval_reader, run)
                 if self.progress.step == loop.max_steps:
                     break
                 self.progress = Progress(self.progress.step, epoch + 1, 0)
         if self._config.checkpoint.at_end:
             self.save()
-        seconds = time.perf_counter() - start
-        return TrainResult(self.progress.step, samples, seconds, clock.samples_per_second(), train_values, eval_values)
+        seconds, rate = time.perf_counter() - start, run.clock.samples_per_second()
+        return TrainResult(self.progress.step, run.samples, seconds, rate, run.train_values, run.eval_values)
+
+    def _train_epoch(self, reader: Reader, eval_reader: Reader | None, epoch: int, run: _Run) -> None:
+        loop, saving = self._config.train, self._config.checkpoint
+        metrics.reset(self._train_metrics)
+        with self._staged_batches(reader, epoch) as batches:
+            for batch, staged in batches:
+                rows = self._run_step(batch, staged)
+                run.samples += rows
+                run.clock.tick(rows)
+                self.progress = Progress(self.progress.step + 1, epoch, self.progress.step_in_epoch + 1)
+                step = self.progress.step
+                run.report.position(self._position(epoch), self._fraction(reader, epoch))
+                if step % loop.log_every_steps == 0:
+                    run.train_values = self._train_values(run.clock)
+                    run.report.values(step, run.train_values, self._position(epoch))
+                if loop.eval_every_steps and step % loop.eval_every_steps == 0:
+                    self._evaluate_between(eval_reader, run)
+                if saving.every_steps and step % saving.every_steps == 0:
+                    with run.clock.paused():
+                        self.save()
+                if step == loop.max_steps:
+                    break
+
+    def _position(self, epoch: int) -> str:
+        return f"epoch {epoch + 1}/{self._config.train.epochs} step {self.progress.step:,}"
 
     def _fraction(self, reader: Reader, epoch: int) -> float:
         loop = self._config.train
@@ -176,11 +203,15 @@ class Trainer:
         # invalid_ids is counted from the key headers and so over all ranks already.
         return sum(values[0] for values in everyone), sum(values[1] for values in everyone), mine[2]
 
-    def _timed_out_evaluation(self, reader: Reader, clock: _Throughput, report: ProgressReport) -> dict[str, float]:
-        with clock.paused():
-            values = self.evaluate(reader)
-        report.values(self.progress.step, {f"eval_{name}": value for name, value in values.items()}, "evaluation", True)
-        return values
+    def _evaluate_between(self, reader: Reader | None, run: _Run) -> None:
+        """Evaluates at this step unless that is done already; its time does not count as training."""
+        step = self.progress.step
+        if reader is None or run.evaluated_at == step:
+            return
+        with run.clock.paused():
+            run.eval_values, run.evaluated_at = self.evaluate(reader), step
+        values = {f"eval_{name}": value for name, value in run.eval_values.items()}
+        run.report.values(step, values, "evaluation", True)
 
     def evaluate(self, reader: Reader) -> dict[str, float]:
         """Metrics over all ranks' parts of one pass, the same on every rank. Changes no row and no cache state."""
@@ -262,6 +293,18 @@ class _Throughput:
     def skip(self, seconds: float) -> None:
         self._begin += seconds
         self._last += seconds
+
+
+@dataclasses.dataclass
+class _Run:
+    """What a run of `train` gathers."""
+
+    report: ProgressReport
+    clock: _Throughput = dataclasses.field(default_factory=_Throughput)
+    samples: int = 0
+    train_values: dict[str, float] = dataclasses.field(default_factory=dict)
+    eval_values: dict[str, float] = dataclasses.field(default_factory=dict)
+    evaluated_at: int = -1
 
 
 class _Pause:

@@ -17,8 +17,9 @@ import keras
 import tensorflow as tf
 
 from hvd_ctr import comm as comms
-from hvd_ctr.embedding import step_context
-from hvd_ctr.embedding.sharded_embedding import BatchFacts
+from hvd_ctr.embedding import TableGroup, step_context
+from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
+from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
 
 Tensor = Any
 
@@ -67,21 +68,47 @@ def loss_share(reduction: str | None, facts: BatchFacts, totals: tuple[Tensor, T
     return tf.cast(share, tf.float32)
 
 
+def penalties_once(model: keras.Model, loss: Tensor, reduction: str | None) -> Tensor:
+    """A rank's loss with its part of the penalties on weights (model.losses). Every rank's loss has them in full; under
+    "sum", where the losses are added as they are, each is to bring one W-th of them.
+    """
+    if reduction != "sum" or not model.losses:
+        return loss
+    return loss - tf.cast(tf.add_n(model.losses), tf.float32) * (1.0 - 1.0 / comms.current().size)
+
+
 def batch_facts(x: Any, sample_weight: Any, error: Tensor = "") -> BatchFacts:
-    """Rows B of the batch and its weight sum (B when there are no weights)."""
+    """Rows B of the batch and its weight sum: B when there are no weights.
+
+    Several outputs: the sum over all entries of sample_weight, B for an entry that is None. Only the loss reduction
+    "mean_with_sample_weight" uses it: the ranks' losses are combined in proportion to these sums, which gives the loss
+    of the global batch when the outputs have the same weights up to a factor.
+    """
     first = next(leaf for leaf in tf.nest.flatten(x) if leaf is not None)
     rows = tf.cast(first.nrows() if isinstance(first, tf.RaggedTensor) else _rows_of(first), tf.int64)
     if sample_weight is None:
         return BatchFacts(rows, tf.cast(rows, tf.float64), error)
-    return BatchFacts(rows, tf.reduce_sum(tf.cast(sample_weight, tf.float64)), error)
+    by_rows = tf.cast(rows, tf.float64)
+    sums = [by_rows if w is None else tf.reduce_sum(tf.cast(w, tf.float64)) for w in tf.nest.flatten(sample_weight)]
+    return BatchFacts(rows, tf.add_n(sums), error)
+
+
+def embedding_layers(model: keras.Model) -> list[MixCacheEmbedding]:
+    """The model's MixCacheEmbedding layers, nested ones too."""
+    return [layer for layer in model._flatten_layers(include_self=False) if isinstance(layer, MixCacheEmbedding)]
+
+
+def table_groups(model: keras.Model) -> list[TableGroup]:
+    """All groups of the model's embedding layers, in a fixed order."""
+    return [group for layer in embedding_layers(model) for group in layer.sharded.groups]
 
 
 def _rows_of(tensor: Any) -> Tensor:
     return tensor.dense_shape[0] if isinstance(tensor, tf.SparseTensor) else tf.shape(tensor, tf.int64)[0]
 
 
-def _global_totals(comm: comms.Comm, facts: BatchFacts) -> tuple[Tensor, Tensor]:
-    """Totals for a model that called no embedding in this step."""
+def global_totals(comm: comms.Comm, facts: BatchFacts) -> tuple[Tensor, Tensor]:
+    """Rows (int64) and weight (float64) over all ranks, for a step that called no embedding."""
     sums = comm.allreduce_sum([tf.cast(facts.rows, tf.float64), facts.weight_sum], "hvd_ctr.totals")
     return tf.cast(sums[0], tf.int64), sums[1]
 
@@ -106,6 +133,7 @@ def hybrid_train_step(
     x: Any,
     facts: BatchFacts,
     reduction: str | None = "sum_over_batch_size",
+    staged: Sequence[Staged] = (),
     learning_rate_scale: Tensor | float = 1.0,
 ) -> StepResult:
     """One hybrid-parallel step: dense weights by allreduce and `optimizer`, rows by exchange and their table's
@@ -122,18 +150,26 @@ def hybrid_train_step(
         x: the model's inputs, first dimension B.
         facts: `batch_facts` of this batch.
         reduction: how loss_fn reduces over samples, see `loss_share`.
+        staged: the batch's tickets from a Pipeline, in the order of `table_groups(model)`; empty: the step prepares and
+            prefetches itself. The bits are the same.
         learning_rate_scale: multiplies the tables' learning rates, float32 scalar.
 
     Raises:
+        ValueError: the model is not built: its weights would differ between ranks and not be trained.
         tf.errors.OpError: errors of any rank's batch or cache, the same on every rank.
     """
+    if not model.built:
+        raise ValueError(
+            f"model {model.name!r} has no weights yet: call it once on a batch, then synchronise() it, before training"
+        )
     comm = comms.current()
     variables = [variable.value for variable in model.trainable_variables]
+    by_group = dict(zip(table_groups(model), staged, strict=True)) if staged else {}
     with tf.GradientTape() as tape:
-        with step_context.StepContext(tape, facts) as context:
+        with step_context.StepContext(tape, facts, by_group) as context:
             predictions = model(x, training=True)
-        loss = tf.cast(loss_fn(predictions), tf.float32)
-        totals = context.totals or _global_totals(comm, facts)
+        loss = penalties_once(model, tf.cast(loss_fn(predictions), tf.float32), reduction)
+        totals = context.totals or global_totals(comm, facts)
         share = loss_share(reduction, facts, totals)
         # multiply_no_nan: a loss that is 0/0 on a zero-row batch counts as nothing.
         scaled = tf.math.multiply_no_nan(loss, share)
@@ -146,4 +182,4 @@ def hybrid_train_step(
         # would count a step that never was.
         with tf.control_dependencies([g for g, _ in pairs]):
             optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
-    return StepResult(tf.where(facts.rows > 0, loss, 0.0), predictions, totals[0], share)
+    return StepResult(tf.where(share > 0, loss, 0.0), predictions, totals[0], share)

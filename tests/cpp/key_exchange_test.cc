@@ -92,7 +92,7 @@ TEST(KeyExchangeTest, EveryPeerReadsItsKeysAndAllHeaders) {
         std::vector<int64_t> keys, offsets;
         RandomKeys(&random, tables, &keys, &offsets);
         const PartitionResult partition = Partition(keys, offsets, world_size);
-        exchange.Send(Info(rank * 10, std::vector<int64_t>(tables, rank)), partition, world_size);
+        exchange.Send(Info(rank == 0 ? kNoMoreBatches : rank * 10, std::vector<int64_t>(tables, rank)), partition, world_size);
         for (int32_t t = 0; t < tables; ++t) {
           for (int64_t i = offsets[t]; i < offsets[t + 1]; ++i) wanted[OwnerOf(t, keys[i], world_size)].push_back({keys[i], t});
         }
@@ -109,8 +109,8 @@ TEST(KeyExchangeTest, EveryPeerReadsItsKeysAndAllHeaders) {
         int64_t offset = 0;
         for (int32_t rank = 0; rank < world_size; ++rank) {
           const PeerMessage& peer = received.peers[rank];
-          EXPECT_EQ(peer.info.batch_rows, rank * 10);
-          EXPECT_EQ(peer.info.weight_sum, rank * 10 + 0.1);
+          EXPECT_EQ(peer.info.batch_rows, rank == 0 ? kNoMoreBatches : rank * 10);
+          EXPECT_EQ(peer.info.weight_sum, static_cast<double>(peer.info.batch_rows) + 0.1);
           EXPECT_EQ(peer.info.invalid_counts, std::vector<int64_t>(tables, rank));
           EXPECT_EQ(peer.key_offset, offset);
           offset += peer.key_count;

@@ -107,12 +107,6 @@ class ReferenceRows {
     return rows;
   }
 
-  void Create(const ReceivedKeys& received) {
-    for (size_t i = 0; i < received.ids.size(); ++i) {
-      if (Owned(received.tables[i], received.ids[i])) Touch(received.tables[i], received.ids[i]);
-    }
-  }
-
   void Apply(const ReceivedKeys& received, const std::vector<float>& gradients, float scale) {
     ++step_;
     const auto dim = static_cast<size_t>(options_.dim);

@@ -149,32 +149,19 @@ TEST_F(HintsTest, WarmStartLoadsTheMostFrequentAndCreatesNothing) {
   EXPECT_EQ(Stats().cached_rows, 3);
   EXPECT_EQ(Stats(1).cached_rows, 1);
   EXPECT_EQ(ReadRows(cache_.get(), Range(1, 5)), ReferenceRows(options_).Read(Range(1, 5)));
-  // Nothing was requested: there is no row, neither after a flush nor after an eviction.
+  // Nothing was updated: there is no row, neither after a flush nor after an eviction.
   EXPECT_TRUE(ExportAll(cache_.get(), 0, 10).empty());
   ReferenceRows model(options_);
   const auto train = [&](const ReceivedKeys& received) {
     model.Apply(received, std::vector<float>(received.ids.size() * static_cast<size_t>(options_.dim), 0.25f), 1.0f);
     Train(received);
   };
-  train(Range(2, 3));  // A hit that creates its row.
+  train(Range(2, 3));
   EXPECT_EQ(Stats().hits, 1);
-  EXPECT_EQ(Stats().created, 1);
   train(Range(20, 24));
   EXPECT_EQ(Stats().evictions, 3);
   EXPECT_EQ(ExportAll(cache_.get(), 0, 10), model.RowsOf(0));
   EXPECT_TRUE(ExportAll(cache_.get(), 1, 10).empty());
-}
-
-TEST_F(HintsTest, AWarmRowThatWasOnlyReleasedExistsLikeAnyOther) {
-  Make(EvictionPolicyKind::kFreq, 4);
-  ASSERT_OK(SetFrequencies(0, {1, 2}, {1, 1}));
-  EXPECT_EQ(WarmStart(), 2);
-  int64_t ticket = 0;
-  ASSERT_OK(cache_->Prefetch(Range(1, 2), &ticket, &runner_));
-  ASSERT_OK(cache_->Release(ticket));
-  ReferenceRows model(options_);
-  model.Create(Range(1, 2));
-  EXPECT_EQ(ExportAll(cache_.get(), 0, 10), model.RowsOf(0));
 }
 
 TEST_F(HintsTest, WarmStartEvictsNothingAndLoadsExistingRows) {
@@ -202,10 +189,9 @@ TEST_F(HintsTest, AnImportedWarmRowIsTheImportedOne) {
   int64_t foreign = 0;
   ASSERT_OK(cache_->Import(1, ids, rows.data(), nullptr, &foreign, &runner_));
   EXPECT_EQ(ReadRows(cache_.get(), Range(1, 2, 1)), rows);
-  int64_t ticket = 0;
-  ASSERT_OK(cache_->Prefetch(Range(1, 2, 1), &ticket, &runner_));
-  ASSERT_OK(cache_->Release(ticket));
-  EXPECT_EQ(Stats(1).created, 0);
+  Train(Range(1, 2, 1));
+  EXPECT_EQ(Stats(1).hits, 1);
+  EXPECT_EQ(ReadRows(cache_.get(), Range(1, 2, 1)), (std::vector<float>{2.875f, 3.875f}));  // SGD: 0.5 x 0.25 less.
 }
 
 TEST_F(HintsTest, ErrorsNameWhatIsWrong) {

@@ -98,7 +98,6 @@ TEST_P(MixCacheThreadsTest, PrefetchAheadEqualsTheReference) {
   for (int step = 0; step < steps; ++step) {
     const ReceivedKeys& batch = batches[static_cast<size_t>(step)];
     const int64_t ticket = queue.Pop();
-    reference.Create(batch);
     EXPECT_EQ(LookupRows(cache.get(), ticket, batch.ids.size()), reference.Read(batch)) << "step " << step;
     // These wait for no prefetch that itself waits for this thread's tickets.
     if (step % 7 == 3) EXPECT_OK(cache->Flush(&runner));

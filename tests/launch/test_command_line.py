@@ -176,6 +176,53 @@ def test_unknown_keys_are_refused_once_with_the_nearest(folder: Path) -> None:
     assert result.all_output().count("did you mean 'global_batch'") == 1, result.report()
 
 
+def test_a_config_missing_on_one_rank_is_said_by_that_rank(folder: Path, tmp_path: Path) -> None:
+    """Rank 1 runs on a host without the file."""
+    script = (
+        "import os, sys; from hvd_ctr.cli import main; rank = os.environ['OMPI_COMM_WORLD_RANK'];"
+        f"sys.exit(main(['train', {str(folder / 'config.yaml')!r} if rank == '0' else 'gone.yaml']))"
+    )
+    result = run_ranks(["-c", script], 2, timeout_seconds=60, working_directory=tmp_path)
+    assert not result.timed_out and result.exit_code != 0, result.report()
+    assert result.all_output().count("hvd-ctr: rank 1: gone.yaml: cannot read the configuration") == 1, result.report()
+
+
+def test_only_rank_0_makes_data(folder: Path, tmp_path: Path) -> None:
+    settings = [f"synth.out_dir={tmp_path / 'made'}", "synth.train_rows=50", "synth.eval_rows=50", "synth.files=1"]
+    result = _command(
+        folder, 2, "synth", *[text for s in settings for text in ("--set", s)], "--set", "synth.scale=1e-4"
+    )
+    assert result.exit_code == 0, result.report()
+    assert "50 rows to train on" in result.outputs[0] and result.outputs[1] == "", result.report()
+    assert sorted(p.name for p in (tmp_path / "made").iterdir()) == ["eval-000.tsv", "teacher.json", "train-000.tsv"]
+
+
+def test_scores_for_a_missing_folder_fail_before_the_work(folder: Path, runs: dict[int, Path]) -> None:
+    output = str(folder / "gone" / "scores.txt")
+    result = _command(folder, 2, "predict", "--set", "name=ranks_2", "--output", output)
+    assert result.exit_code == 2, result.report()
+    assert result.all_output().count(f"the folder {folder / 'gone'} does not exist") == 1, result.report()
+
+
+def test_files_without_a_good_line_end_all_ranks_before_anything_is_saved(folder: Path, runs: dict[int, Path]) -> None:
+    bad = folder / "commas.tsv"
+    bad.write_text((folder / "data/train-000.tsv").read_text().replace("\t", ","))
+    for command, settings in {
+        "train": [f"data.train=[{bad}]", "name=commas"],
+        "evaluate": [f"data.eval=[{bad}]", "name=ranks_2"],
+        "predict": [f"data.predict=[{bad}]", "name=ranks_2"],
+    }.items():
+        arguments = [text for s in settings for text in ("--set", s)]
+        if command == "predict":
+            arguments += ["--output", str(folder / "commas.txt")]
+        result = _command(folder, 2, command, *arguments, timeout_seconds=60)
+        assert not result.timed_out and result.exit_code != 0, result.report()
+        assert result.all_output().count("lines were refused") == 1, result.report()
+        assert "commas.tsv" in result.all_output(), result.report()
+    assert not list((folder / "runs" / "commas").glob("checkpoints/*"))
+    assert not list(folder.glob("commas.txt*"))
+
+
 def test_criteo_lines_with_stripped_fields_all_count(folder: Path) -> None:
     """The kind of lines real files have: 40, 38 and 29 fields, the last without a newline; five epochs on 2 ranks."""
     generator = np.random.default_rng(1)

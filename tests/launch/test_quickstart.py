@@ -21,6 +21,7 @@ def test_quickstart_trains_and_reports(tmp_path: Path) -> None:
         f"data.eval=[{tmp_path}/data/eval-*.tsv]",
         f"run_dir={tmp_path}/run",
         "train.global_batch=1024",
+        "train.epochs=1",
     ]
     done = run_here(
         ["launch/quickstart.sh", *(word for setting in settings for word in ("--set", setting))], timeout=280

@@ -274,3 +274,212 @@ def test_mixed_bfloat16_keeps_float32_rows(comm: Comm) -> None:
         model.fit(_global_batches(comm, 4 * _GB), epochs=5, verbose=0)
         states.append(_state(model, layer, comm))
     _assert_equal(states[0], states[1], 0.02)
+
+
+def test_an_invalid_id_is_no_end_of_data(comm: Comm) -> None:
+    """FC 33: Keras takes some errors for the end of a dataset; this one must come out of all three loops, on every
+    rank.
+    """
+    model, _ = _model()
+    x, y = _data(64)
+    x["ids"][40 if comm.rank == comm.size - 1 else 0, 1] = -7 if comm.rank == comm.size - 1 else 1
+    for call in (
+        lambda: model.fit(x, y, batch_size=8, shuffle=False, verbose=0, pipeline_depth=0),
+        lambda: model.evaluate(x, y, batch_size=8, verbose=0),
+        lambda: model.predict(x, batch_size=8, verbose=0),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="id -7 is invalid"):
+            call()
+
+
+def test_weights_that_are_not_trained_are_equal_too(comm: Comm) -> None:
+    """FC 12: a frozen layer, and a model that is only evaluated."""
+    keras.utils.set_random_seed(comm.rank)
+    inputs = {"ids": keras.Input((1,), dtype="int64", name="ids"), "numbers": keras.Input((_X,), name="numbers")}
+    layer = hvd_ctr.MixCacheEmbedding(
+        [FeatureConfig("f", table=TableConfig("frozen", dim=4))], name=unique_name("frozen")
+    )
+    frozen = keras.layers.Dense(3, trainable=False)
+    x = keras.layers.Concatenate()([keras.layers.Flatten()(layer(inputs["ids"])), frozen(inputs["numbers"])])
+    model = hvd_ctr.HybridModel(inputs, keras.layers.Dense(1)(x))
+    same = {"ids": np.arange(6)[:, None], "numbers": np.ones((6, _X), np.float32)}
+    scores = comm.allgather_object(model.predict(same, verbose=0).tolist())
+    assert all(other == scores[0] for other in scores)
+    kernels = comm.allgather_object(np.asarray(frozen.kernel).tolist())
+    assert all(other == kernels[0] for other in kernels)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "sum", "mean_with_sample_weight"])
+def test_penalties_and_reported_losses_do_not_depend_on_ranks(comm: Comm, reduction: str) -> None:
+    """Against one process of plain Keras: weights and the reported loss, with an L2 penalty and sample weights."""
+    x, y = _data(2 * _GB, seed=3)
+    weights = np.random.default_rng(1).random(len(y)).astype(np.float32)
+
+    def build(kind):
+        numbers = keras.Input((_X,), name="numbers")
+        top = keras.layers.Dense(
+            1, kernel_initializer=keras.initializers.GlorotUniform(1), kernel_regularizer=keras.regularizers.L2(0.1)
+        )
+        model = kind(numbers, top(numbers))
+        model.compile(
+            keras.optimizers.SGD(0.01), keras.losses.BinaryCrossentropy(from_logits=True, reduction=reduction)
+        )
+        return model
+
+    ours, plain = build(hvd_ctr.HybridModel), build(keras.Model)
+    part = np.concatenate([share(comm, np.arange(b, b + _GB)) for b in (0, _GB)])
+    batch = len(part) // 2
+    data = tf.data.Dataset.from_tensor_slices((x["numbers"][part], y[part], weights[part])).batch(batch)
+    history = ours.fit(data, epochs=3, verbose=0)
+    expected = plain.fit(x["numbers"], y, sample_weight=weights, batch_size=_GB, epochs=3, shuffle=False, verbose=0)
+    np.testing.assert_allclose(ours.weights[0], plain.weights[0], atol=1e-6)
+    np.testing.assert_allclose(history.history["loss"], expected.history["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("on_rank_0", [8, 14, 16])
+def test_losses_of_single_outputs_do_not_depend_on_the_split(comm: Comm, on_rank_0: int) -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.random((16, _X), np.float32), {"a": np.arange(16.0)[:, None] / 16, "b": np.ones((16, 1))}
+    rows = np.arange(16) if comm.size == 1 else np.arange(on_rank_0) if comm.rank == 0 else np.arange(on_rank_0, 16)
+    mine = rows if comm.rank < 2 else rows[:0]
+
+    def build(kind):
+        numbers = keras.Input((_X,), name="numbers")
+        outputs = {n: keras.layers.Dense(1, name=n, kernel_initializer="ones")(numbers) for n in ("a", "b")}
+        model = kind({"numbers": numbers}, outputs)
+        model.compile("sgd", {"a": "mse", "b": "mae"})
+        return model
+
+    values = build(hvd_ctr.HybridModel).evaluate(
+        {"numbers": x[mine]}, {n: v[mine] for n, v in y.items()}, batch_size=4, return_dict=True, verbose=0
+    )
+    expected = build(keras.Model).evaluate({"numbers": x}, y, return_dict=True, verbose=0)
+    for name, value in expected.items():
+        assert values[name] == pytest.approx(value, rel=1e-5), (name, values, expected)
+
+
+def test_float_ids_are_refused(comm: Comm) -> None:
+    """FC 41: Keras would cast int64 ids to a float input, and 2^24 and 2^24 + 1 would be one row."""
+    layer = hvd_ctr.MixCacheEmbedding(
+        [FeatureConfig("f", table=TableConfig("float_ids", dim=4))], name=unique_name("float")
+    )
+    with pytest.raises(ValueError, match="integer ids, received float32"):
+        layer(keras.Input((1,)))
+    with pytest.raises(ValueError, match="integer ids, received float32"):
+        layer(np.zeros((2, 1), np.float32))
+
+
+def test_keras_files_hold_the_rows_or_say_no(comm: Comm, tmp_path) -> None:
+    """FC 93: never a model that comes back without its rows and without a word."""
+    model, layer = _model("adam")
+    model.fit(_global_batches(comm, 2 * _GB), verbose=0)
+    path = str(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="EarlyStopping would restore the dense weights and not the embedding rows"):
+        model.fit(_global_batches(comm, _GB), callbacks=[keras.callbacks.EarlyStopping(restore_best_weights=True)])
+    if comm.size > 1:
+        with pytest.raises(RuntimeError, match="spread over"):
+            model.save_weights(path)
+        return
+    model.save_weights(path)
+    loaded, loaded_layer = _model("adam")
+    loaded.load_weights(path)
+    _assert_equal(_state(model, layer, comm), _state(loaded, loaded_layer, comm), 0)
+    assert loaded_layer.sharded.steps().popitem()[1] == 2
+    with pytest.raises(ValueError, match="holds rows already"):
+        loaded.load_weights(path)
+
+
+def test_skipped_ids_are_told_in_fit_and_counted_in_evaluation(comm: Comm, caplog: pytest.LogCaptureFixture) -> None:
+    """FC 36."""
+    table = TableConfig("told", dim=4, rows=10, invalid_ids="skip")
+    layer = hvd_ctr.MixCacheEmbedding([FeatureConfig("f", table=table)], name=unique_name("told"))
+    inputs = {"ids": keras.Input((1,), dtype="int64", name="ids"), "numbers": keras.Input((_X,), name="numbers")}
+    model = hvd_ctr.HybridModel(inputs, logits_model(layer(inputs["ids"]), inputs["numbers"]))
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    x, y = {"ids": np.array([[1], [99], [3], [-1]]), "numbers": np.zeros((4, _X), np.float32)}, np.zeros((4, 1))
+    with caplog.at_level("WARNING", logger="hvd_ctr"):
+        model.fit(x, y, verbose=0)
+    assert comm.rank or any("told: " in record.getMessage() for record in caplog.records)
+    model.evaluate(x, y, verbose=0)
+    assert layer.cache_stats()["tables"]["told"]["invalid_ids"] == 2 * 2 * comm.size
+
+
+def _two_towers(inputs: list[keras.KerasTensor], names: tuple[str, ...]) -> keras.Model:
+    layer = hvd_ctr.MixCacheEmbedding(
+        [FeatureConfig(f"f{i}", table=TableConfig(f"t{i}", dim=4)) for i in range(_F)],
+        CacheConfig(slots=512),
+        seed=5,
+        name=unique_name("lists"),
+    )
+    ids, numbers = inputs
+    vectors = layer(ids)
+    heads = [logits_model(vectors, numbers, seed=1 + 2 * i) for i in range(max(1, len(names)))]
+    return hvd_ctr.HybridModel(inputs, dict(zip(names, heads, strict=True)) if names else heads[0])
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_lists_of_inputs(comm: Comm, depth: int) -> None:
+    """Keras' list form, with ranks of unlike length: fit, evaluate and predict as with a dict."""
+    x, y = _data(_GB, seed=comm.rank)
+    count = _GB if comm.rank == 0 else 5
+    arrays = [x["ids"][:count], x["numbers"][:count]]
+    model = _two_towers([keras.Input((_F,), dtype="int64"), keras.Input((_X,))], ())
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.BinaryCrossentropy(from_logits=True))
+    history = model.fit(arrays, y[:count], batch_size=4, epochs=2, verbose=0, pipeline_depth=depth).history
+    assert np.isfinite(history["loss"]).all()
+    scores = model.predict(arrays, batch_size=4, verbose=0)
+    assert scores.shape == (count, 1) and np.isfinite(model.evaluate(arrays, y[:count], verbose=0))
+    np.testing.assert_allclose(model.predict(iter([(arrays,)]), verbose=0), scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["sum_over_batch_size", "mean_with_sample_weight"])
+def test_weights_of_several_outputs(comm: Comm, reduction: str) -> None:
+    """Equal weights on both outputs, unlike ones over the ranks: the loss history of one process."""
+    x, y = _data(_GB)
+    weights = np.linspace(0.1, 2.0, _GB, dtype=np.float32)
+    mine = share(comm, np.arange(_GB))
+    losses = []
+    for rows in (mine, None):
+        if rows is None:  # every rank alike: the loss of the whole batch on each
+            rows = np.arange(_GB)
+        model = _two_towers([keras.Input((_F,), dtype="int64"), keras.Input((_X,))], ("a", "b"))
+        loss = keras.losses.BinaryCrossentropy(from_logits=True, reduction=reduction)
+        model.compile(keras.optimizers.SGD(0.1), {"a": loss, "b": loss})
+        arrays = [x["ids"][rows], x["numbers"][rows]]
+        labels = {"a": y[rows], "b": 1 - y[rows]}
+        given = {"a": weights[rows], "b": weights[rows]}
+        model.fit(arrays, labels, sample_weight=given, batch_size=_GB, epochs=3, shuffle=False, verbose=0)
+        losses.append([np.asarray(w) for w in model.weights])
+    for left, right in zip(*losses, strict=True):
+        np.testing.assert_allclose(left, right, atol=2e-6)
+
+
+class _Pages(keras.utils.PyDataset):
+    """This rank's own data in batches of 4, inputs only or with labels."""
+
+    def __init__(self, x: dict[str, np.ndarray], y: np.ndarray | None) -> None:
+        super().__init__()
+        self._x, self._y = x, y
+        self.ended = 0
+
+    @property
+    def num_batches(self) -> int:
+        return -(-len(self._x["ids"]) // 4)
+
+    def __getitem__(self, index: int):
+        part = slice(4 * index, 4 * index + 4)
+        x = {name: value[part] for name, value in self._x.items()}
+        return x if self._y is None else (x, self._y[part])
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+def test_py_datasets(comm: Comm) -> None:
+    rows = 10 if comm.rank == 0 else 6
+    x, y = _data(rows, seed=comm.rank)
+    model, _ = _model()
+    pages = _Pages(x, y)
+    model.fit(pages, epochs=3, verbose=0)
+    assert pages.ended == 3
+    np.testing.assert_allclose(model.predict(_Pages(x, None), verbose=0), model.predict(x, verbose=0), atol=1e-6)

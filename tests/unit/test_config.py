@@ -164,6 +164,16 @@ def test_errors_name_the_file_that_set_the_value(tmp_path: Path) -> None:
         ("", ["=3"], "override '=3': expected key=value"),
         ("", ["seed={"], "override 'seed={': the value is not YAML"),
         ("", ["train.dense_optimizer.learning_rate=.inf"], "received inf; allowed: a finite number"),
+        ("data: {train: a.tsv}", [], "data.train: received 'a.tsv'; allowed: a list of text, such as [a.tsv]."),
+        ("", ["model.hidden=64"], "model.hidden: received 64; allowed: a list of integers, such as [64]."),
+        ("model: {hidden: {a: 1}}", [], "model.hidden: received {'a': 1}; allowed: a list of integers."),
+        ("", ["data.train=[1]"], "data.train.0: received 1; allowed: text."),
+        ("train: 3", [], "train: received 3; allowed: a section: a mapping of keys to values."),
+        ("embedding: {tables: [a]}", [], "embedding.tables: received ['a']; allowed: a mapping of names to values."),
+        ("", ["train.epochs=two"], "train.epochs: received 'two'; allowed: an integer."),
+        ("", ["train.epochs=1.5"], "train.epochs: received 1.5; allowed: an integer."),
+        ("", ["train.epochs=15e-1"], "train.epochs: received '15e-1'; allowed: an integer."),
+        ("", ["checkpoint.at_end=perhaps"], "checkpoint.at_end: received 'perhaps'; allowed: true or false."),
     ],
 )
 def test_what_is_refused(tmp_path: Path, text: str, overrides: list[str], message: str) -> None:
@@ -171,6 +181,27 @@ def test_what_is_refused(tmp_path: Path, text: str, overrides: list[str], messag
     with pytest.raises(c.ConfigError) as raised:
         c.load_config(path, overrides)
     assert message in str(raised.value)
+
+
+def test_integers_may_have_an_exponent(tmp_path: Path) -> None:
+    """YAML 1.1 reads 1e4 as text; in a field of text it stays what it is."""
+    path = write(tmp_path / "run.yaml", "name: 1e4\nembedding: {cache: {slots: 1e4}, rows: 2e+6}\n")
+    settings = ["model.hidden=[1e2, 64]", "train.max_steps=1.5e3", "train.epochs=2.0", "data.train=[1e1]"]
+    config = c.load_config(path, settings)
+    assert (config.embedding.cache.slots, config.embedding.rows) == (10_000, 2_000_000)
+    assert (config.model.hidden, config.train.max_steps, config.train.epochs) == ((100, 64), 1500, 2)
+    assert config.name == "1e4" and config.data.train == ("1e1",)
+    column = c.SparseColumnConfig(name="x", kind="hex", default="1e4")
+    assert column.default == "1e4"
+
+
+def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "run.yaml", "base: latin.yaml\n")
+    (tmp_path / "latin.yaml").write_bytes("name: caf\xe9\n".encode("latin-1"))
+    with pytest.raises(
+        c.ConfigError, match=r"latin.yaml: not UTF-8 text: byte 0xe9 at offset 9 .*save the file as UTF-8"
+    ):
+        c.load_config(tmp_path / "run.yaml")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

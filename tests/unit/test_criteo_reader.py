@@ -176,8 +176,66 @@ def test_files_without_label(tmp_path: Path) -> None:
     again = list(reader([labelled], "predict", batch=4, predict_has_label=True).epoch(0))
     np.testing.assert_array_equal(again[2].ids, batches[2].ids)
     assert reader([labelled], "predict").counts()["lines"] == 0
-    unlabelled = reader([labelled], "predict")
-    assert len(next(unlabelled.epoch(0))) == 0 and unlabelled.counts()["too_many_fields"] == 8
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_files_with_and_without_label_are_told_apart(tmp_path: Path, rank: int) -> None:
+    """On every rank, also where a rank's own lines are few."""
+    labelled = write_rows(tmp_path / "labelled.tsv", 0, 9)
+    with open(labelled, "a") as file:
+        file.write("broken\n\n")
+    with pytest.raises(
+        ValueError, match=r"labelled.tsv: most of the first 10 lines have a label: 40 .*has_label: true"
+    ):
+        list(reader([labelled], "predict", rank=rank, size=2).epoch(0))
+    bare = tmp_path / "bare.tsv"
+    lines = [line(row=i, dense={0: str(i)}, ids={0: "68fd1e64"}).split("\t", 1)[1] for i in range(9)]
+    bare.write_text("\n".join(["oops", *lines, ""]))
+    for split in ("train", "eval", "predict"):
+        r = reader([bare], split, rank=rank, size=2, predict_has_label=True)
+        with pytest.raises(ValueError, match=r"bare.tsv: most of the first 10 lines have no label: .*has_label: false"):
+            list(r.epoch(0))
+    good = write_rows(tmp_path / "good.tsv", 0, 9)
+    with pytest.raises(ValueError, match=r"bare.tsv: most"):
+        list(reader([good, bare], rank=rank, size=2).epoch(0))
+
+
+def test_an_odd_line_is_no_sign_of_a_label(tmp_path: Path) -> None:
+    path = tmp_path / "test.tsv"
+    rows = [line("1", i).split("\t", 1)[1] for i in range(3)]
+    path.write_text("\n".join([rows[0], line("1", 7), rows[1], line("1", 8), rows[2]]))
+    r = reader([path], "predict")
+    assert [len(b) for b in r.epoch(0)] == [3] and r.counts()["too_many_fields"] == 2
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2), (2, 3)])
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_an_epoch_without_a_good_line_is_an_error_on_every_rank(
+    tmp_path: Path, rank: int, size: int, split: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    commas = tmp_path / "commas.tsv"
+    commas.write_text(line().replace("\t", ",") + "\n" + line(label="7") + "\n")
+    r = reader([commas], split, rank=rank, size=size, batch=1)
+    with pytest.raises(ValueError, match=r"all 2 lines were refused \(.*2 bad_label\).*commas.tsv; check"):
+        list(r.epoch(0))
+    assert r.counts()["lines"] <= 2
+    assert any("commas.tsv: none of the first 2 lines can be parsed" in m for m in caplog.messages)
+    # One good line anywhere is enough, whoever has it.
+    with open(commas, "a") as file:
+        file.write(line(row=5) + "\n")
+    mixed = [reader([commas], split, rank=k, size=size, batch=1, shuffle_rows=2) for k in range(size)]
+    numbers = [sample_numbers(m.epoch(0)) for m in mixed]
+    assert sorted(n for by_batch in numbers for batch in by_batch for n in batch) == [5]
+    assert [sum(m.counts()[name] for m in mixed) for name in ("lines", "rows", "bad_label")] == [3, 1, 2]
+    assert all(m.fraction_read() == 1.0 for m in mixed)
+
+
+def test_a_good_line_beyond_the_limit_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "late.tsv"
+    path.write_text("\n".join([line(label="2"), line(label="3"), line(row=5)]))
+    with pytest.raises(ValueError, match="all 2 lines were refused"):
+        list(reader([path], eval_rows=2).epoch(0))
+    assert [len(b) for b in reader([path], eval_rows=3).epoch(0)] == [1]
 
 
 def test_gzip_is_read_whatever_its_name_and_gives_the_same_batches(tmp_path: Path) -> None:

@@ -223,7 +223,7 @@ def test_invalid_ids_are_an_error_or_counted():
         lambda: mix_cache_ops.prefetch(make([strict]), prepared.send, prepared.send_splits),
         lambda: mix_cache_ops.read(make([strict]), prepared.send, prepared.send_splits, DIM),
     ):
-        with pytest.raises(tf.errors.OutOfRangeError, match=r"'f0'.*'t'.*12.*0 \.\. 9.*invalid_ids: skip"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"'f0'.*'t'.*12.*0 \.\. 9.*invalid_ids: skip"):
             use()
     handle = make([lenient])
     ticket = mix_cache_ops.prefetch(handle, prepared.send, prepared.send_splits)

@@ -12,10 +12,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hvd_ctr.config import CRITEO_DENSE_NAMES, CRITEO_SPARSE_NAMES, DEFAULT_MISSING_ID, HEX_MISSING_ID, DataConfig
+from hvd_ctr.config import (
+    CRITEO_DENSE_NAMES,
+    CRITEO_SPARSE_NAMES,
+    DEFAULT_MISSING_ID,
+    HEX_MISSING_ID,
+    DataConfig,
+    ParquetSchemaConfig,
+)
 from hvd_ctr.data import Batch, open_reader
 from hvd_ctr.data.reader import Reader
-from hvd_ctr.data.schema import hex_values
+from hvd_ctr.data.schema import columns_of, hex_values
 
 COLUMNS: dict[str, Any] = {"label": "click", "dense": [{"name": "age"}], "sparse": [{"name": "user"}]}
 
@@ -206,6 +213,46 @@ def test_columns_of_unfit_type_are_refused(tmp_path: Path, column: str, values: 
     path = save(tmp_path / "a.parquet", **({"click": [0], "age": [1.0], "user": [1]} | {column: values}))
     with pytest.raises(ValueError, match=message):
         reader([path])
+
+
+def test_columns_without_any_value(tmp_path: Path) -> None:
+    """Arrow's type null, which writers choose for a column of nulls: every cell is a missing one."""
+    kinds = {"i": "int", "h": "hex", "s": "string"}
+    columns = {
+        "label": "click",
+        "dense": [{"name": "age"}, {"name": "price", "default": 2.0, "transform": "none"}],
+        "sparse": [{"name": name, "kind": kind} for name, kind in kinds.items()]
+        + [{"name": "own", "missing_id": 7, "default": 3}],
+    }
+    names = ("age", "price", *kinds, "own")
+    path = save(tmp_path / "null.parquet", click=[0, 1], **{name: pa.nulls(2) for name in names})
+    batch = only(reader([path], columns))
+    missing = [DEFAULT_MISSING_ID, HEX_MISSING_ID, DEFAULT_MISSING_ID, 7]
+    assert batch.ids.tolist() == [missing, missing] and batch.dense.tolist() == [[0.0, 2.0]] * 2
+    full = save(tmp_path / "full.parquet", click=[1], age=[0.0], price=[1.5], i=[4], h=["ff"], s=["a"], own=[9])
+    batch = only(reader([path, full], columns))
+    assert batch.ids[:, :2].tolist() == [missing[:2], missing[:2], [4, 255]] and batch.dense[2, 1] == 1.5
+
+
+def test_a_dictionary_of_nulls_is_a_column_without_values() -> None:
+    array = pa.DictionaryArray.from_arrays(pa.array([None, None], pa.int32()), pa.nulls(0))
+    schema = ParquetSchemaConfig.model_validate({"label": "click", "sparse": [{"name": "user"}]})
+    label, user = columns_of(schema, has_label=True)
+    assert user.accepts(array.type) and user.convert(array).to_pylist() == [None, None]
+    assert user.convert(array).type == pa.int64() and not label.accepts(array.type)
+
+
+def test_a_label_column_without_any_value_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.parquet", click=pa.nulls(2), age=[1.0, 2.0], user=[1, 2])
+    with pytest.raises(ValueError, match="column 'click' has type null; expected a number, 0 or 1"):
+        reader([path])
+
+
+def test_an_epoch_without_a_good_row_is_an_error(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.parquet", click=[2, 3, 4], age=[1.0] * 3, user=[1, 2, 3])
+    for rank in range(4):
+        with pytest.raises(ValueError, match=r"all 3 lines were refused \(3 bad_label\), none is left to use, of: "):
+            list(reader([path], rank=rank, size=4).epoch(0))
 
 
 def test_files_that_are_not_parquet_are_named(tmp_path: Path) -> None:

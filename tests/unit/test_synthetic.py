@@ -248,6 +248,28 @@ def test_an_interrupted_run_is_not_taken_for_finished(tmp_path: Path) -> None:
     assert "best reachable" in str(synthetic.generate(config(tmp_path)))
 
 
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b'{"complete": true}', b"3"])
+def test_a_broken_report_is_named_and_does_without(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = synthetic.generate(config(tmp_path))
+    (tmp_path / "teacher.json").write_bytes(content)
+    assert synthetic.read_report(tmp_path) is None
+    (message,) = caplog.messages
+    assert "teacher.json: not a report of the generator" in message
+    assert synthetic.generate(config(tmp_path)) == first == synthetic.read_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"auc": "high"}, {"auc": None}, {"eval_files": "eval-000.tsv"}, {"train_files": [1]}]
+)
+def test_a_report_with_wrong_values_is_broken(tmp_path: Path, change: dict[str, object]) -> None:
+    synthetic.generate(config(tmp_path))
+    path = tmp_path / "teacher.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert synthetic.read_report(tmp_path) is None
+
+
 def test_files_of_others_are_not_removed(tmp_path: Path) -> None:
     (tmp_path / "train-000.tsv").write_text("mine")
     with pytest.raises(ValueError, match=r"holds train-000.tsv, which was not made here"):

@@ -1,6 +1,6 @@
 # hvd_ctr_tensorflow: include folder, flags and library of the TensorFlow that HVD_CTR_PYTHON imports.
 #
-# Importing TensorFlow takes seconds, so the answer is cached and asked again only when the Python, its place or the version changes.
+# Importing TensorFlow takes seconds, so the answer is cached and asked again only when its place or version changes.
 if(NOT HVD_CTR_PYTHON)
   find_program(hvd_ctr_python3 python3 REQUIRED)
   set(HVD_CTR_PYTHON "${hvd_ctr_python3}" CACHE FILEPATH "" FORCE)
@@ -22,8 +22,7 @@ if(NOT tf_result EQUAL 0 OR tf_distribution STREQUAL "")
   message(FATAL_ERROR "${HVD_CTR_PYTHON} has no TensorFlow; run ./launch/setup.sh or pass -DHVD_CTR_PYTHON=<python with TensorFlow> ${tf_error}")
 endif()
 
-set(tf_key "${HVD_CTR_PYTHON} ${tf_distribution}")
-if(NOT tf_key STREQUAL "${HVD_CTR_TF_KEY}")
+if(NOT tf_distribution STREQUAL "${HVD_CTR_TF_KEY}")
   message(STATUS "Asking ${tf_distribution} for its build flags")
   execute_process(
     COMMAND "${CMAKE_COMMAND}" -E env TF_CPP_MIN_LOG_LEVEL=3 "${HVD_CTR_PYTHON}" -c [=[
@@ -40,7 +39,7 @@ print(tf.__version__, " ".join(tf.sysconfig.get_compile_flags()), " ".join(tf.sy
   set(HVD_CTR_TF_VERSION "${tf_version}" CACHE INTERNAL "")
   set(HVD_CTR_TF_COMPILE "${tf_compile}" CACHE INTERNAL "")
   set(HVD_CTR_TF_LINK "${tf_link}" CACHE INTERNAL "")
-  set(HVD_CTR_TF_KEY "${tf_key}" CACHE INTERNAL "")
+  set(HVD_CTR_TF_KEY "${tf_distribution}" CACHE INTERNAL "")
 endif()
 message(STATUS "TensorFlow ${HVD_CTR_TF_VERSION} of ${HVD_CTR_PYTHON}")
 

@@ -32,8 +32,9 @@ class DeviceBackend {
   /// sums (K, D): sums[k] = sum over i ascending with inverse[i] == k of gradients[i]; inverse (R) in [-1, K), -1 is left out.
   virtual Status SegmentSum(const float* gradients, Span<const int32_t> inverse, int64_t unique, float* sums,
                             TaskRunner* runner) const = 0;
-  /// Applies the row optimizer of tables[k] to slots (K, distinct) with gradients (K, D). `step` is the global update count including
-  /// this one (1 at the first); learning rates are multiplied by learning_rate_scale. optimizers has one entry per table.
+  /// Applies the row optimizer of tables[k] to slots (K, distinct) with gradients (K, D). `step` is the global update count
+  /// including this one (1 at the first); learning rates are multiplied by learning_rate_scale. optimizers has one entry per
+  /// table.
   virtual Status UpdateRows(Span<const Slot> slots, Span<const int32_t> tables, const float* gradients,
                             Span<const RowOptimizerOptions> optimizers, int64_t step, float learning_rate_scale,
                             TaskRunner* runner) = 0;

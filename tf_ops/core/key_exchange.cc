@@ -85,7 +85,7 @@ Status CheckHeader(const MessageView& message, int32_t tables) {
   }
   if (words[0] != kKeyMessageMagic) return Corrupt(rank, "magic is ", words[0], "; expected ", kKeyMessageMagic);
   if (!IsStatusCode(words[1])) return Corrupt(rank, "status code is ", words[1], "; allowed: 0 .. 7");
-  if (words[2] < 0) return Corrupt(rank, "batch rows are ", words[2], "; allowed: >= 0");
+  if (words[2] < kNoMoreBatches) return Corrupt(rank, "batch rows are ", words[2], "; allowed: >= ", kNoMoreBatches);
   if (words[4] < -1 || words[4] > std::numeric_limits<int32_t>::max()) {
     return Corrupt(rank, "first invalid feature is ", words[4], "; allowed: -1 .. 2^31-1");
   }

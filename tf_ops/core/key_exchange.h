@@ -2,10 +2,10 @@
 // moves.
 //
 // Key message from one rank to one peer (int64 words):
-//   [0] kKeyMessageMagic   [1] status code (StatusCode of the sender)   [2] batch rows B   [3] sample-weight sum (bits of a
-//   double) [4] first invalid feature (-1: none)   [5] first invalid id   [6] error text bytes (0: none) [7] number of tables T
-//   then T key counts, T invalid-id counts, then either the keys (by table) or, when the status is not OK, the error text padded
-//   to 8-byte words.
+//   [0] kKeyMessageMagic   [1] status code (StatusCode of the sender)   [2] batch rows B, or kNoMoreBatches   [3] sample-weight
+//   sum (bits of a double) [4] first invalid feature (-1: none)   [5] first invalid id   [6] error text bytes (0: none) [7]
+//   number of tables T then T key counts, T invalid-id counts, then either the keys (by table) or, when the status is not OK, the
+//   error text padded to 8-byte words.
 // Every rank sends a header to every peer in every step, so batch size, weight and errors are agreed on without a collective of
 // their own, and a rank without data or with an error never leaves the others waiting.
 //
@@ -27,11 +27,13 @@ namespace hvd_ctr {
 
 constexpr int64_t kKeyMessageMagic = 0x6876645f63747231;  // "hvd_ctr1"
 constexpr int64_t kKeyHeaderWords = 8;
+/// In place of the batch rows: the sender's data has ended. It goes on sending such messages until all ranks do.
+constexpr int64_t kNoMoreBatches = -1;
 constexpr int64_t kMaxErrorTextBytes = 4096;
 
 /// What a rank tells its peers about its batch beside the keys.
 struct BatchInfo {
-  int64_t batch_rows = 0;   ///< B
+  int64_t batch_rows = 0;   ///< B, or kNoMoreBatches
   double weight_sum = 0.0;  ///< Sum of sample weights (B when there are none).
   Status status;            ///< Not OK: the sender failed (reader error, ...); all ranks shall fail with this message.
   int32_t first_invalid_feature = -1;

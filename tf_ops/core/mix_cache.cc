@@ -168,8 +168,7 @@ MixCacheStats MixCacheImpl::Stats() const {
   stats.pinned_slots = pinned_slots_;
   stats.device_bytes = backend_->allocated_bytes();
   stats.host_bytes = store_bytes + directory_.allocated_bytes() + policy_->allocated_bytes() + scratch_bytes_ + sums_bytes_ +
-                     announce_bytes_ +
-                     static_cast<int64_t>(pins_.capacity() * sizeof(int32_t) + dirty_.capacity() + warm_.capacity());
+                     announce_bytes_ + static_cast<int64_t>(pins_.capacity() * sizeof(int32_t) + dirty_.capacity());
   for (const auto* tickets : {&open_, &spare_}) {
     for (const std::unique_ptr<Ticket>& ticket : *tickets) {
       stats.host_bytes += static_cast<int64_t>((ticket->slots.capacity() + ticket->received_slots.capacity()) * sizeof(Slot) +

@@ -37,7 +37,7 @@ struct MixCacheTableStats {
   int64_t unique = 0;     ///< Working keys K, summed over steps. unique == hits + misses.
   int64_t hits = 0;
   int64_t misses = 0;
-  int64_t created = 0;  ///< Of the misses: rows that did not exist anywhere yet.
+  int64_t created = 0;  ///< Of the misses: rows that did not exist yet (a row exists from its first update on).
   int64_t evictions = 0;
   int64_t write_backs = 0;  ///< Rows written to the host store (by eviction and flush).
   int64_t invalid_ids = 0;  ///< Over all ranks (from the key headers), so equal on every rank.
@@ -97,9 +97,8 @@ class MixCache {
   /// How often ids (n, distinct) occur, counts (n) >= 0: the order in which the policy `freq` keeps rows. Ids of other ranks are
   /// ignored and counted in *foreign; ids without a count have 0. FAILED_PRECONDITION with another policy.
   virtual Status SetFrequencies(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign) = 0;
-  /// Loads the rows with the largest counts (SetFrequencies) into the free slots; nothing is evicted. A row that does not exist
-  /// yet is in the cache with its first value and begins to exist with its first Prefetch, as without a warm start. *rows: how
-  /// many were loaded.
+  /// Loads the rows with the largest counts (SetFrequencies) into the free slots; nothing is evicted and no row
+  /// is created. *rows: how many were loaded.
   virtual Status WarmStart(int64_t* rows, TaskRunner* runner) = 0;
   /// Optimizer state floats of one row of the table.
   virtual int32_t state_floats(int32_t table) const = 0;

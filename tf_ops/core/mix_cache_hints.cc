@@ -71,7 +71,6 @@ Status MixCacheImpl::WarmStartInOrder(int64_t* rows, TaskRunner* runner) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     keys = policy_->MostFrequent(options_.slots);
-    if (warm_.empty()) warm_.assign(static_cast<size_t>(options_.slots), 0);
     const auto cached = [this](const Key& key) { return directory_.Find(key) != kNoSlot; };
     keys.erase(std::remove_if(keys.begin(), keys.end(), cached), keys.end());
     keys.resize(std::min(keys.size(), static_cast<size_t>(directory_.free_slots())));
@@ -103,7 +102,7 @@ Status MixCacheImpl::WarmChunk(Span<const Key> keys, TaskRunner* runner) {
     const uint64_t hash = SlotDirectory::Hash(keys[i]);
     const Slot slot = directory_.Insert(keys[i], hash);
     policy_->Load(slot, keys[i], hash);
-    warm_[static_cast<size_t>(slot)] = found_[static_cast<size_t>(i)] == 0;
+    // Not dirty, even if it does not exist yet: it exists from its first update on.
     ++stats_.tables[static_cast<size_t>(keys[i].table)].cached_rows;
   }
   policy_->Use(move_slots_);

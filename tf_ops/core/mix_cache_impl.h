@@ -83,7 +83,6 @@ class MixCacheImpl final : public MixCache {
   void CountEvictions();
   int64_t OpenTicket(std::unique_ptr<Ticket> ticket, const ReceivedKeys& received);
   void CountBatch(const ReceivedKeys& received);
-  void CreateWarmRows();
   int64_t ScratchBytes() const;
 
   // Flush, Read, Export, Import: mix_cache_export.cc.
@@ -164,7 +163,6 @@ class MixCacheImpl final : public MixCache {
   std::unique_ptr<EvictionPolicy> policy_;
   std::vector<int32_t> pins_;   // (S) open tickets that hold the slot.
   std::vector<uint8_t> dirty_;  // (S) the device has a newer row than the host.
-  std::vector<uint8_t> warm_;   // (S) the row came by WarmStart, does not exist yet and was not requested; empty: none did.
   std::vector<std::unique_ptr<Ticket>> open_;
   std::vector<std::unique_ptr<Ticket>> spare_;  // Ended tickets, kept for their memory.
   int64_t next_ticket_ = 1;

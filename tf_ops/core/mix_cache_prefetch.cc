@@ -142,7 +142,6 @@ void MixCacheImpl::CountEvictions() {
     ++table.evictions;
     --table.cached_rows;
     dirty_[static_cast<size_t>(eviction.slot)] = 0;
-    if (!warm_.empty()) warm_[static_cast<size_t>(eviction.slot)] = 0;
   }
 }
 
@@ -176,21 +175,11 @@ void MixCacheImpl::CountBatch(const ReceivedKeys& received) {
     ++table.misses;
     ++table.cached_rows;
     table.created += found_[m] == 0;
-    // A new row exists nowhere else: it must reach the host even if it is never updated.
-    dirty_[static_cast<size_t>(plan_.slots[k])] = found_[m] == 0;
+    // A new row is not dirty: it exists from its first update on. Until then any load gives its initial value again, so a batch
+    // that is prefetched and never trained leaves no trace.
+    dirty_[static_cast<size_t>(plan_.slots[k])] = 0;
   }
-  if (!warm_.empty()) CreateWarmRows();
   stats_.foreign_keys += merged_.foreign;
-}
-
-void MixCacheImpl::CreateWarmRows() {
-  for (size_t k = 0; k < plan_.slots.size(); ++k) {
-    uint8_t& warm = warm_[static_cast<size_t>(plan_.slots[k])];
-    if (warm == 0) continue;
-    warm = 0;
-    dirty_[static_cast<size_t>(plan_.slots[k])] = 1;
-    ++stats_.tables[static_cast<size_t>(merged_.keys[k].table)].created;
-  }
 }
 
 int64_t MixCacheImpl::ScratchBytes() const {

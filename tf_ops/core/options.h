@@ -16,14 +16,14 @@ enum class OptimizerKind : int32_t { kSgd = 0, kAdagrad = 1, kRowWiseAdagrad = 2
 struct RowOptimizerOptions {
   OptimizerKind kind = OptimizerKind::kAdagrad;
   float learning_rate = 0.01f;
-  float initial_accumulator = 0.1f;  ///< Adagrad, row-wise Adagrad, FTRL: first value of the squared-gradient sum.
-  float epsilon = 1e-7f;             ///< Adagrad, row-wise Adagrad, Adam: added to the root.
-  float beta1 = 0.9f;                ///< Adam.
-  float beta2 = 0.999f;              ///< Adam.
-  bool row_step = false;             ///< Adam: bias correction by the row's own update count (true) or the global step (false).
-  float l1 = 0.0f;                   ///< FTRL.
-  float l2 = 0.0f;                   ///< FTRL's l2; for all others: grad += l2 * row, on touched rows only (lazy).
-  float learning_rate_power = -0.5f; ///< FTRL.
+  float initial_accumulator = 0.1f;   ///< Adagrad, row-wise Adagrad, FTRL: first value of the squared-gradient sum.
+  float epsilon = 1e-7f;              ///< Adagrad, row-wise Adagrad, Adam: added to the root.
+  float beta1 = 0.9f;                 ///< Adam.
+  float beta2 = 0.999f;               ///< Adam.
+  bool row_step = false;              ///< Adam: bias correction by the row's own update count (true) or the global step (false).
+  float l1 = 0.0f;                    ///< FTRL.
+  float l2 = 0.0f;                    ///< FTRL's l2; for all others: grad += l2 * row, on touched rows only (lazy).
+  float learning_rate_power = -0.5f;  ///< FTRL.
 };
 
 enum class InitializerKind : int32_t { kConstant = 0, kUniform = 1, kNormal = 2 };
@@ -38,8 +38,8 @@ enum class InvalidIdPolicy : int32_t { kError = 0, kSkip = 1 };
 
 struct TableOptions {
   std::string name;
-  int64_t rows = -1;       ///< Ids must lie in [0, rows); -1: any id 0 .. 2^63-1.
-  bool hash_ids = false;   ///< true: id -> HashToRange(id) in [0, rows) before anything else; needs rows > 0.
+  int64_t rows = -1;      ///< Ids must lie in [0, rows); -1: any id 0 .. 2^63-1.
+  bool hash_ids = false;  ///< true: id -> HashToRange(id) in [0, rows) before anything else; needs rows > 0.
   InvalidIdPolicy invalid_ids = InvalidIdPolicy::kError;
   RowOptimizerOptions optimizer;
   InitializerOptions initializer;
@@ -53,17 +53,17 @@ constexpr int32_t kMaxWindow = 64;
 /// One MixCache: all tables of one dim and dtype, this rank's share of their rows.
 struct MixCacheOptions {
   std::string name = "mix_cache";
-  int32_t dim = 16;                 ///< D, floats per row.
-  int64_t slots = 1 << 16;          ///< S, rows on this rank's device.
+  int32_t dim = 16;         ///< D, floats per row.
+  int64_t slots = 1 << 16;  ///< S, rows on this rank's device.
   EvictionPolicyKind policy = EvictionPolicyKind::kLru;
-  int32_t window = 8;               ///< kLookahead: batches that may be announced ahead, 0 .. kMaxWindow.
+  int32_t window = 8;  ///< kLookahead: batches that may be announced ahead, 0 .. kMaxWindow.
   int32_t rank = 0;
-  int32_t world_size = 1;           ///< W.
-  uint64_t seed = 0;                ///< Seeds initial values, together with table name, id and column.
+  int32_t world_size = 1;  ///< W.
+  uint64_t seed = 0;       ///< Seeds initial values, together with table name, id and column.
   std::vector<TableOptions> tables;
-  std::vector<std::string> features;      ///< Names, for messages.
-  std::vector<int32_t> feature_tables;    ///< Table of each feature, non-decreasing.
-  double prefetch_wait_seconds = 120.0;   ///< Longest wait for pinned slots to be released.
+  std::vector<std::string> features;     ///< Names, for messages.
+  std::vector<int32_t> feature_tables;   ///< Table of each feature, non-decreasing.
+  double prefetch_wait_seconds = 120.0;  ///< Longest wait for pinned slots to be released.
 };
 
 }  // namespace hvd_ctr

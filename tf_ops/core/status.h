@@ -60,8 +60,8 @@ Status MakeStatus(StatusCode code, const Args&... args) {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                 // NOLINT(google-explicit-constructor)
-  Result(Status status) : status_(std::move(status)) {}         // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}          // NOLINT(google-explicit-constructor)
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const { return status_.ok(); }
   const Status& status() const { return status_; }

@@ -262,9 +262,11 @@ class StatsOp final : public OpKernel {
     Tensor* tables = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({static_cast<int64_t>(stats.tables.size()), kTableStats}), &tables));
     int64_t* out = MutableSpan<int64_t>(tables).data();
-    for (const MixCacheTableStats& t : stats.tables) {
-      for (const int64_t value : {t.requested, t.unique, t.hits, t.misses, t.created, t.evictions, t.write_backs, t.invalid_ids,
-                                  t.host_rows, t.cached_rows}) {
+    const std::vector<int64_t> skipped = resource->skipped_in_reads();
+    for (size_t i = 0; i < stats.tables.size(); ++i) {
+      const MixCacheTableStats& t = stats.tables[i];
+      for (const int64_t value : {t.requested, t.unique, t.hits, t.misses, t.created, t.evictions, t.write_backs,
+                                  t.invalid_ids + skipped[i], t.host_rows, t.cached_rows}) {
         *out++ = value;
       }
     }

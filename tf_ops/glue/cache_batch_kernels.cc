@@ -46,16 +46,19 @@ Status Receive(OpKernelContext* ctx, const MixCacheOptions& options, ReceivedKey
   return AgreedStatus(*received, options);
 }
 
-/// Outputs `index` and `index + 1`: the global batch's rows and sample weights.
+/// Outputs `index` to `index + 2`: the global batch's rows and sample weights, and the ranks that still have batches.
 absl::Status SetGlobalOutputs(OpKernelContext* ctx, int index, const ReceivedKeys& received) {
-  int64_t rows = 0;
+  int64_t rows = 0, active_ranks = 0;
   double weight = 0.0;
   for (const PeerMessage& peer : received.peers) {
+    if (peer.info.batch_rows == kNoMoreBatches) continue;
+    ++active_ranks;
     rows += peer.info.batch_rows;
     weight += peer.info.weight_sum;
   }
   TF_RETURN_IF_ERROR(SetScalarOutput<int64_t>(ctx, index, rows));
-  return SetScalarOutput<double>(ctx, index + 1, weight);
+  TF_RETURN_IF_ERROR(SetScalarOutput<double>(ctx, index + 1, weight));
+  return SetScalarOutput<int64_t>(ctx, index + 2, active_ranks);
 }
 
 /// Rows of the error payload for each peer (W).
@@ -183,6 +186,7 @@ class ReadOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
     ReceivedKeys received;
     OP_REQUIRES_OK(ctx, ToTensorFlow(Receive(ctx, resource->options(), &received)));
+    resource->CountSkippedInRead(received);
     OP_REQUIRES_OK(ctx, SetGlobalOutputs(ctx, 2, received));
     WorkerRunner runner(ctx);
     OP_REQUIRES_OK(ctx, AnswerWithRows(ctx, resource->options().dim, AskedRows(received),

@@ -34,6 +34,7 @@ absl::Status PrefetchShape(InferenceContext* c) {
   c->set_output(1, splits);
   c->set_output(2, c->Scalar());
   c->set_output(3, c->Scalar());
+  c->set_output(4, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -67,6 +68,7 @@ absl::Status ReadShape(InferenceContext* c) {
   c->set_output(1, splits);
   c->set_output(2, c->Scalar());
   c->set_output(3, c->Scalar());
+  c->set_output(4, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -95,6 +97,7 @@ absl::Status ExportShape(InferenceContext* c) {
   c->set_output(1, c->Matrix(n, c->UnknownDim()));
   c->set_output(2, c->Matrix(n, c->UnknownDim()));
   c->set_output(3, c->Scalar());
+  c->set_output(4, c->Scalar());
   return absl::OkStatus();
 }
 
@@ -163,6 +166,7 @@ REGISTER_OP("HvdCtrPrefetch")
     .Output("reply_splits: int32")
     .Output("global_rows: int64")
     .Output("global_weight: double")
+    .Output("active_ranks: int64")
     .SetIsStateful()
     .SetShapeFn(PrefetchShape)
     .Doc(R"doc(
@@ -177,6 +181,7 @@ ticket: (), names the batch.
 reply_splits: (W), rows that Lookup answers to each rank, sum R.
 global_rows: (), sum of B over the ranks.
 global_weight: (), sum of the sample weights over the ranks.
+active_ranks: (), ranks whose batch_rows is not -1.
 )doc");
 
 REGISTER_OP("HvdCtrAnnounce")
@@ -246,6 +251,7 @@ REGISTER_OP("HvdCtrRead")
     .Output("send_splits: int32")
     .Output("global_rows: int64")
     .Output("global_weight: double")
+    .Output("active_ranks: int64")
     .SetIsStateful()
     .SetShapeFn(ReadShape)
     .Doc(R"doc(

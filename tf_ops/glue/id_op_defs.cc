@@ -76,7 +76,7 @@ data do not fail here: they travel in the header, so that all ranks fail togethe
 
 ids: (B, F) if row_major, column f is feature f; else (N), feature f is ids[feature_splits[f]:feature_splits[f+1]].
 feature_splits: (F+1), or (0) if row_major.
-batch_rows: (), B.
+batch_rows: (), B; -1: this rank's data has ended (pass no ids).
 weight_sum: (), sum of the sample weights; B when there are none.
 error_text: (), not empty: this rank failed; no keys are sent, all ranks raise INTERNAL with this text.
 virtual_ids: shape of ids; index into the rows (U, D) that come back in owner order; -1: dropped (padding, invalid, or error).

@@ -49,6 +49,18 @@ bool MixCacheResource::ForgetFailure(int64_t ticket, FailedPrefetch* failure) {
   return true;
 }
 
+void MixCacheResource::CountSkippedInRead(const ReceivedKeys& received) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const PeerMessage& peer : received.peers) {
+    for (size_t t = 0; t < skipped_in_reads_.size(); ++t) skipped_in_reads_[t] += peer.info.invalid_counts[t];
+  }
+}
+
+std::vector<int64_t> MixCacheResource::skipped_in_reads() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return skipped_in_reads_;
+}
+
 std::string MixCacheResource::DebugString() const {
   return internal::StrCat("MixCache '", options().name, "', ", options().slots, " slots of dim ", options().dim);
 }

@@ -31,7 +31,8 @@ struct FailedPrefetch {
 
 class MixCacheResource final : public tensorflow::ResourceBase {
  public:
-  explicit MixCacheResource(std::unique_ptr<MixCache> cache) : cache_(std::move(cache)) {}
+  explicit MixCacheResource(std::unique_ptr<MixCache> cache)
+      : cache_(std::move(cache)), skipped_in_reads_(cache_->options().tables.size(), 0) {}
 
   MixCache* cache() { return cache_.get(); }
   const MixCacheOptions& options() const { return cache_->options(); }
@@ -42,6 +43,10 @@ class MixCacheResource final : public tensorflow::ResourceBase {
   Status Release(int64_t ticket);
   /// True and *failure for the ticket of a failed prefetch that was not released yet.
   bool FindFailure(int64_t ticket, FailedPrefetch* failure) const;
+  /// Counts the ids that a Read's headers say were skipped; evaluation is to tell of them too.
+  void CountSkippedInRead(const ReceivedKeys& received);
+  /// Those counts, per table (T).
+  std::vector<int64_t> skipped_in_reads() const;
   /// False only while no ticket is open: then no prefetch has to wait for another batch's pins.
   bool PrefetchMayWait() const { return open_tickets_.load() > 0; }
 
@@ -57,6 +62,7 @@ class MixCacheResource final : public tensorflow::ResourceBase {
   mutable std::mutex mutex_;
   int64_t next_failed_ticket_ = -1;
   std::unordered_map<int64_t, FailedPrefetch> failures_;
+  std::vector<int64_t> skipped_in_reads_;
 };
 
 /// The resource behind input `handle` (0), with a reference of its own.

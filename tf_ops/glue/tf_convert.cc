@@ -53,7 +53,8 @@ absl::Status ToTensorFlow(const Status& status) {
       code = absl::StatusCode::kInvalidArgument;
       break;
     case StatusCode::kOutOfRange:
-      code = absl::StatusCode::kOutOfRange;
+      // TensorFlow and Keras take OUT_OF_RANGE for the end of a dataset: an epoch would end there without a word.
+      code = absl::StatusCode::kInvalidArgument;
       break;
     case StatusCode::kResourceExhausted:
       code = absl::StatusCode::kResourceExhausted;
