@@ -27,7 +27,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 if TYPE_CHECKING:
     from hvd_ctr.comm import init
-    from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig, TrainConfig, load_config
+    from hvd_ctr.config import (
+        CacheConfig,
+        FeatureConfig,
+        HostConfig,
+        SparseOptimizerConfig,
+        TableConfig,
+        TrainConfig,
+        load_config,
+    )
     from hvd_ctr.embedding import ShardedEmbedding
     from hvd_ctr.layers import MixCacheEmbedding
     from hvd_ctr.training.hybrid_model import HybridModel
@@ -40,6 +48,7 @@ _HOMES = {
     "init": "hvd_ctr.comm",
     "TableConfig": "hvd_ctr.config",
     "FeatureConfig": "hvd_ctr.config",
+    "HostConfig": "hvd_ctr.config",
     "CacheConfig": "hvd_ctr.config",
     "SparseOptimizerConfig": "hvd_ctr.config",
     "TrainConfig": "hvd_ctr.config",
@@ -55,6 +64,7 @@ __all__ = [
     "CacheConfig",
     "DistributedAUC",
     "FeatureConfig",
+    "HostConfig",
     "HybridModel",
     "MixCacheEmbedding",
     "ShardedEmbedding",

@@ -52,7 +52,13 @@ def build(config: TrainConfig, cache: CacheConfig | None = None) -> Assembled:
     """Builds and compiles the configured model; dense weights are seeded, so they start alike on every rank."""
     keras.utils.set_random_seed(config.seed % 2**32)
     features = model_features(config)
-    embedding = MixCacheEmbedding(features, cache or config.embedding.cache, seed=config.seed, name="embedding")
+    embedding = MixCacheEmbedding(
+        features,
+        cache or config.embedding.cache,
+        seed=config.seed,
+        name="embedding",
+        host=config.embedding.host,
+    )
     inputs, outputs = models.build_model(config.model, features, len(config.data.dense_names()), embedding)
     model = HybridModel(inputs, outputs, name=config.model.name)
     model.compile(

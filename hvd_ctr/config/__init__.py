@@ -7,6 +7,7 @@ nearest known one, and reports every invalid value with its key, what was receiv
     config = load_config("configs/quickstart.yaml", ["train.global_batch=8192"])
 """
 
+from hvd_ctr.config.host import HostConfig
 from hvd_ctr.config.loader import load_config, save_config
 from hvd_ctr.config.reference import render_reference
 from hvd_ctr.config.schema import (
@@ -27,11 +28,11 @@ from hvd_ctr.config.schema import (
     ParquetSchemaConfig,
     SparseColumnConfig,
     SparseOptimizerConfig,
-    SynthConfig,
     TableConfig,
     TableOverrideConfig,
     TrainConfig,
 )
+from hvd_ctr.config.synth import SynthConfig
 
 __all__ = [
     "CRITEO_DENSE_NAMES",
@@ -46,6 +47,7 @@ __all__ = [
     "DenseOptimizerConfig",
     "EmbeddingConfig",
     "FeatureConfig",
+    "HostConfig",
     "LoopConfig",
     "ModelConfig",
     "ParquetSchemaConfig",

@@ -17,7 +17,7 @@ def render_reference() -> str:
     out = [
         "# Configuration reference",
         "",
-        "Written by `python -m hvd_ctr.config`; change the descriptions in hvd_ctr/config/schema.py, not this file.",
+        "Written by `python -m hvd_ctr.config`; change the descriptions in hvd_ctr/config/, not this file.",
         "A run file may name a `base:` file (relative to itself) and hold differences only. Any key can be set on the",
         "command line: `--set train.global_batch=8192`. Unknown keys are errors.",
     ]

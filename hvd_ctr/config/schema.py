@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from hvd_ctr.config.integers import holds_integers_only, read_integer
+from hvd_ctr.config.base import Frozen as _Frozen
+from hvd_ctr.config.host import HostConfig
+from hvd_ctr.config.synth import SynthConfig
 
 CRITEO_DENSE_NAMES: tuple[str, ...] = tuple(f"I{i}" for i in range(1, 14))
 CRITEO_SPARSE_NAMES: tuple[str, ...] = tuple(f"C{i}" for i in range(1, 27))
@@ -27,18 +29,6 @@ DEFAULT_MISSING_ID = (1 << 63) - 1
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names key, file, received and allowed value."""
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _integers_with_exponents(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        integers = {name for name, field in cls.model_fields.items() if holds_integers_only(field.annotation)}
-        return {name: read_integer(value) if name in integers else value for name, value in data.items()}
 
 
 class SparseOptimizerConfig(_Frozen):
@@ -342,6 +332,7 @@ class EmbeddingConfig(_Frozen):
         default_factory=SparseOptimizerConfig, description="Row optimizer of every table."
     )
     cache: CacheConfig = Field(default_factory=CacheConfig, description="Device cache.")
+    host: HostConfig = Field(default_factory=HostConfig, description="Rows that are not on the device.")
     initializer: Initializer = Field(default="uniform", description="Distribution of a row's first value.")
     init_scale: float = Field(
         default=0.05, ge=0, description="Value (constant), half width (uniform) or standard deviation (normal)."
@@ -421,46 +412,6 @@ class CheckpointConfig(_Frozen):
     at_end: bool = Field(default=True, description="Save after the last step.")
     every_steps: int | None = Field(
         default=None, ge=1, description="Steps between two checkpoints; null: none but the last."
-    )
-
-
-class SynthConfig(_Frozen):
-    """Data that `hvd-ctr synth` makes: Criteo's shape, power-law ids, labels drawn from a known teacher."""
-
-    out_dir: str = Field(description="Folder for the files: train-NNN, eval-NNN and teacher.json.")
-    format: Literal["criteo", "parquet"] = Field(default="criteo", description="File format to write.")
-    gzip: bool = Field(default=False, description="Write criteo files as .gz.")
-    train_rows: int = Field(default=1_000_000, ge=1, description="Rows to train on.")
-    eval_rows: int = Field(default=100_000, ge=1, description="Rows to evaluate on.")
-    files: int = Field(default=4, ge=1, description="Number of training files (evaluation: one file).")
-    scale: float = Field(
-        default=0.01,
-        gt=0,
-        le=100,
-        description="Number of ids of each feature, as a multiple of Criteo-Kaggle's; at least 3.",
-    )
-    exponent: float = Field(
-        default=1.1,
-        gt=0,
-        description="Exponent of the power law of the ids: share of the k-th most frequent id ~ k^-exponent.",
-    )
-    seed: int = Field(default=1, ge=0, description="Seed of ids, labels and teacher.")
-    teacher_strength: float = Field(
-        default=1.0,
-        ge=0,
-        description="Multiplies the teacher's logit spread; 0: labels are noise. 1 gives an AUC of about 0.82.",
-    )
-    missing_rate: float = Field(
-        default=0.14,
-        ge=0,
-        le=0.5,
-        description="Mean share of empty fields; fields differ as in Criteo-Kaggle, whose mean is 0.14.",
-    )
-    strip_rate: float = Field(
-        default=0.05,
-        ge=0,
-        le=1,
-        description="Share of the lines that end in empty fields which have these cut off (criteo only).",
     )
 
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_ctr.comm import Comm
-from hvd_ctr.config import CacheConfig, FeatureConfig
+from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig
 from hvd_ctr.embedding import dist, id_counts
 from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
 from hvd_ctr.ops import id_ops, mix_cache_ops
@@ -73,9 +73,18 @@ class TableGroup:
         comm: the communicator.
         seed: seeds initial values, with table name, id and column.
         name: prefix of cache and collective names, unique in the process.
+        host: where the rows live that are not in the cache; None: in memory, without a limit.
     """
 
-    def __init__(self, layout: GroupLayout, cache: CacheConfig, comm: Comm, seed: int, name: str) -> None:
+    def __init__(
+        self,
+        layout: GroupLayout,
+        cache: CacheConfig,
+        comm: Comm,
+        seed: int,
+        name: str,
+        host: HostConfig | None = None,
+    ) -> None:
         self.layout = layout
         self.name = f"{name}.dim{layout.dim}"
         self._comm = comm
@@ -93,6 +102,7 @@ class TableGroup:
                 features=layout.feature_names,
                 feature_tables=layout.feature_tables,
                 prefetch_wait_seconds=cache.prefetch_wait_seconds,
+                host=host or HostConfig(),
             )
         )
         if cache.policy == "freq":
@@ -210,16 +220,24 @@ class ShardedEmbedding:
         comm: the communicator.
         seed: seeds initial values: with one seed, any number of ranks starts alike.
         name: unique in the process.
+        host: where the rows of each group live that are not in its cache; None: in memory, without a limit.
 
     Raises:
         ValueError: see `group_by_dim`; or a field outside its range, named.
+        OSError: the file of the disk tier cannot be made; the message names it.
     """
 
     def __init__(
-        self, features: Sequence[FeatureConfig], cache: CacheConfig, comm: Comm, seed: int = 0, name: str = "embedding"
+        self,
+        features: Sequence[FeatureConfig],
+        cache: CacheConfig,
+        comm: Comm,
+        seed: int = 0,
+        name: str = "embedding",
+        host: HostConfig | None = None,
     ) -> None:
         self.features = tuple(features)
-        self.groups = [TableGroup(layout, cache, comm, seed, name) for layout in group_by_dim(features)]
+        self.groups = [TableGroup(layout, cache, comm, seed, name, host) for layout in group_by_dim(features)]
         self._tables = {
             table.name: (group, index) for group in self.groups for index, table in enumerate(group.layout.tables)
         }
@@ -301,7 +319,8 @@ class ShardedEmbedding:
 
     def export_rows(self, table: str, chunk_rows: int = 65536) -> Iterator[ExportedRows]:
         """Streams this rank's rows of a table in chunks of at most chunk_rows, at least one (it may be empty, and tells
-        the shapes). The first chunk flushes the cache."""
+        the shapes). The first chunk flushes the cache; where the host tier is full and cannot take the rows, they come
+        from the cache itself, so that they can be saved elsewhere."""
         group, index = self._find(table)
         cursor = 0
         while cursor >= 0:

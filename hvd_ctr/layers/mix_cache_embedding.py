@@ -22,7 +22,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from numpy.typing import NDArray
 
 from hvd_ctr import comm
-from hvd_ctr.config import CacheConfig, FeatureConfig
+from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig
 from hvd_ctr.embedding import ShardedEmbedding, TableGroup, step_context
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from hvd_ctr.layers.id_inputs import Bags, GroupIds, check_integer, get_input, group_ids
@@ -48,11 +48,13 @@ class MixCacheEmbedding(keras.layers.Layer):
         cache: slots per rank and dim, eviction policy.
         seed: with table name, id and column it determines every row's initial value.
         trainable: False: rows are looked up and never updated.
-        name: layer name; also names the collectives.
+        name: layer name; also names the collectives, and the files of a disk tier.
+        host: where the rows live that are not in the cache; None: in memory, without a limit.
 
     Raises:
         ValueError: contradictory configuration (at construction), or inputs that do not fit a feature (at the call),
             named.
+        OSError: the file of the disk tier cannot be made; the message names it.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class MixCacheEmbedding(keras.layers.Layer):
         seed: int = 0,
         trainable: bool = True,
         name: str | None = None,
+        host: HostConfig | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(trainable=trainable, name=name, **kwargs)
         self.supports_jit = False  # Horovod's collectives and our ops have no XLA kernels.
         self.features = tuple(features)
         self.cache = cache or CacheConfig()
+        self.host = host or HostConfig()
         self.seed = seed
         self._sharded: ShardedEmbedding | None = None
         self._dims = {feature.name: feature.table.dim for feature in self.features}
@@ -76,7 +80,7 @@ class MixCacheEmbedding(keras.layers.Layer):
     def sharded(self) -> ShardedEmbedding:
         """The tables; made at first use, after `hvd_ctr.init()`."""
         if self._sharded is None:
-            self._sharded = ShardedEmbedding(self.features, self.cache, comm.current(), self.seed, self.name)
+            self._sharded = ShardedEmbedding(self.features, self.cache, comm.current(), self.seed, self.name, self.host)
         return self._sharded
 
     def build(self, input_shape: Any) -> None:
@@ -91,6 +95,7 @@ class MixCacheEmbedding(keras.layers.Layer):
             **super().get_config(),
             "features": [feature.model_dump() for feature in self.features],
             "cache": self.cache.model_dump(),
+            "host": self.host.model_dump(),
             "seed": self.seed,
         }
 
@@ -100,6 +105,7 @@ class MixCacheEmbedding(keras.layers.Layer):
         config = dict(config)
         config["features"] = [FeatureConfig.model_validate(feature) for feature in config["features"]]
         config["cache"] = CacheConfig.model_validate(config["cache"])
+        config["host"] = HostConfig.model_validate(config.get("host", {}))
         return cls(**config)
 
     # ---- shapes ----

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvd_ctr.config import TableConfig
+from hvd_ctr.config import HostConfig, TableConfig
 from hvd_ctr.ops import native
 
 Tensor = Any
@@ -31,6 +31,7 @@ OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3, "ftrl": 4
 INITIALIZERS = {"constant": 0, "uniform": 1, "normal": 2}
 INVALID_ID_POLICIES = {"error": 0, "skip": 1}
 EVICTION_POLICIES = {"lru": 0, "lfu": 1, "clock": 2, "freq": 3, "lookahead": 4}
+HOST_KINDS = {"ram": 0, "disk": 1}
 
 #: Fields of MixCacheTableStats in tf_ops/core/mix_cache.h, in order. Unit: rows.
 TABLE_COUNTERS = (
@@ -46,7 +47,17 @@ TABLE_COUNTERS = (
     "cached_rows",
 )
 #: Fields of MixCacheStats after `tables`, in order.
-TOTAL_COUNTERS = ("steps", "foreign_keys", "pinned_slots", "pinned_peak", "device_bytes", "host_bytes")
+TOTAL_COUNTERS = (
+    "steps",
+    "foreign_keys",
+    "pinned_slots",
+    "pinned_peak",
+    "device_bytes",
+    "host_bytes",
+    "disk_bytes",
+    "disk_rows_read",
+    "disk_rows_written",
+)
 
 # Gradients stop at the rows: what follows `check_rows` is watched, nothing before it.
 for _op in ("MixCache", "Announce", "Prefetch", "Lookup", "Read", "CheckRows", "Apply", "Release", "Flush"):
@@ -72,6 +83,7 @@ class MixCacheSpec:
         features: (F) names, for messages.
         feature_tables: (F) index into tables, non-decreasing.
         prefetch_wait_seconds: longest wait of a prefetch for slots pinned by batches in flight.
+        host: where the rows live that are not on the device.
     """
 
     name: str
@@ -86,6 +98,7 @@ class MixCacheSpec:
     world_size: int = 1
     seed: int = 0
     prefetch_wait_seconds: float = 120.0
+    host: HostConfig = dataclasses.field(default_factory=HostConfig)
 
 
 class Prefetched(NamedTuple):
@@ -139,6 +152,7 @@ def create(spec: MixCacheSpec) -> Tensor:
 
     Raises:
         ValueError: a field of the spec cannot be used; the message names it, what was received and what is allowed.
+        OSError: the file of the disk tier cannot be made (folder missing, file in use, ...); the message names it.
     """
     optimizers = [table.optimizer for table in spec.tables]
     with tf.init_scope():
@@ -171,9 +185,15 @@ def create(spec: MixCacheSpec) -> Tensor:
                 features=list(spec.features),
                 feature_tables=list(spec.feature_tables),
                 prefetch_wait_seconds=spec.prefetch_wait_seconds,
+                host_kind=_number(HOST_KINDS, spec.host.kind, "host.kind"),
+                host_path=spec.host.path or "",
+                host_ram_bytes=spec.host.ram_bytes or 0,
+                host_direct_io=spec.host.direct_io,
             )
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(error.message) from error
+        except (tf.errors.NotFoundError, tf.errors.FailedPreconditionError) as error:
+            raise OSError(error.message) from error
 
 
 def _number(numbers: dict[str, int], name: str, field: str) -> int:

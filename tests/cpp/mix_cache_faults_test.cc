@@ -34,6 +34,7 @@ class FaultyStore final : public HostStore {
     HVD_CTR_RETURN_IF_ERROR(Faults::Check(&faults_->store, "Store"));
     return store_->Store(keys, records, runner);
   }
+  void Contains(Span<const Key> keys, uint8_t* found) const override { store_->Contains(keys, found); }
   int64_t row_count() const override { return store_->row_count(); }
   int64_t row_count(int32_t table) const override { return store_->row_count(table); }
   int64_t allocated_bytes() const override { return store_->allocated_bytes(); }

@@ -69,9 +69,11 @@ inline int32_t RecordFloats(const MixCacheOptions& options) {
   return options.dim + state;
 }
 
+/// With the host store that options.host asks for.
 inline std::unique_ptr<MixCache> MakeCache(const MixCacheOptions& options) {
-  auto cache = MakeMixCache(options, MakeCpuBackend(),
-                            MakeRamHostStore(RecordFloats(options), static_cast<int32_t>(options.tables.size())));
+  auto store = MakeHostStore(options);
+  EXPECT_TRUE(store.ok()) << store.status().message();
+  auto cache = MakeMixCache(options, MakeCpuBackend(), std::move(store.value()));
   EXPECT_TRUE(cache.ok()) << cache.status().message();
   return std::move(cache.value());
 }

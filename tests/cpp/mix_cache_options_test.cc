@@ -22,6 +22,18 @@ TEST(MixCacheOptionsTest, BadOptionsAreNamed) {
       {"world_size is 0", [](MixCacheOptions* o) { o->world_size = 0; }},
       {"prefetch_wait_seconds is nan",
        [](MixCacheOptions* o) { o->prefetch_wait_seconds = std::numeric_limits<double>::quiet_NaN(); }},
+      {"host.kind is 2", [](MixCacheOptions* o) { o->host.kind = static_cast<HostKind>(2); }},
+      {"host.ram_bytes is -1", [](MixCacheOptions* o) { o->host.ram_bytes = -1; }},
+      {"host.path is ''",
+       [](MixCacheOptions* o) {
+         o->host.kind = HostKind::kDisk;
+         o->host.ram_bytes = 1 << 20;
+       }},
+      {"host.ram_bytes is 0",
+       [](MixCacheOptions* o) {
+         o->host.kind = HostKind::kDisk;
+         o->host.path = "/tmp";
+       }},
       {"number of tables is 0", [](MixCacheOptions* o) { o->tables.clear(); }},
       {"name of a table is item", [](MixCacheOptions* o) { o->tables.push_back(o->tables[0]); }},
       {"table 'item': rows is 0", [](MixCacheOptions* o) { o->tables[0].rows = 0; }},

@@ -4,6 +4,8 @@
 
 #include "tests/cpp/mix_cache_fixture.h"
 #include "tests/cpp/policy_names.h"
+#include "tests/cpp/temporary_folder.h"
+#include "tf_ops/core/disk_host_store.h"
 
 namespace hvd_ctr {
 namespace {
@@ -18,7 +20,23 @@ struct Case {
   OptimizerKind optimizer;
   int32_t world_size;
   int threads;
+  HostKind host = HostKind::kRam;
 };
+
+// A store on disk that keeps next to nothing in RAM: four records at most, and segments of two.
+std::unique_ptr<MixCache> MakeDiskCache(const MixCacheOptions& options) {
+  HostStoreSpec spec;
+  spec.record_floats = RecordFloats(options);
+  spec.tables = static_cast<int32_t>(options.tables.size());
+  DiskStoreTuning tuning;
+  tuning.part_bytes = 4 * (spec.record_floats * static_cast<int64_t>(sizeof(float)) + 8);
+  tuning.most_chunks = 1;
+  auto store = MakeDiskHostStore(spec, options.host, tuning);
+  EXPECT_TRUE(store.ok()) << store.status().message();
+  auto cache = MakeMixCache(options, MakeCpuBackend(), std::move(store.value()));
+  EXPECT_TRUE(cache.ok()) << cache.status().message();
+  return std::move(cache.value());
+}
 
 class Program {
  public:
@@ -26,7 +44,7 @@ class Program {
       : random_(seed),
         options_(Options(parameters)),
         runner_(parameters.threads),
-        cache_(MakeCache(options_)),
+        cache_(options_.host.kind == HostKind::kDisk ? MakeDiskCache(options_) : MakeCache(options_)),
         model_(options_) {}
 
   void Run(int steps) {
@@ -55,6 +73,7 @@ class Program {
     CompareExport();
     EXPECT_GT(prefetched_, steps / 10);
     EXPECT_EQ(noted_ > steps / 50, options_.policy == EvictionPolicyKind::kLookahead);
+    EXPECT_EQ(cache_->Stats().disk_rows_read > 0, options_.host.kind == HostKind::kDisk);
   }
 
  private:
@@ -70,6 +89,9 @@ class Program {
     options.world_size = parameters.world_size;
     options.rank = parameters.world_size - 1;
     options.seed = Dice(1000);
+    options.host.kind = parameters.host;
+    options.host.path = TestFolder();
+    options.host.ram_bytes = int64_t{1} << 20;
     return options;
   }
 
@@ -246,7 +268,9 @@ class Program {
     MixCacheTableStats sum;
     for (const MixCacheTableStats& table : stats.tables) {
       ASSERT_EQ(table.unique, table.hits + table.misses);
-      if (warmed_ == 0) ASSERT_EQ(table.cached_rows, table.misses - table.evictions);
+      if (warmed_ == 0) {
+        ASSERT_EQ(table.cached_rows, table.misses - table.evictions);
+      }
       ASSERT_LE(table.created, table.misses);
       sum.misses += table.misses;
       sum.evictions += table.evictions;
@@ -300,11 +324,15 @@ INSTANTIATE_TEST_SUITE_P(Programs, MixCacheRandomTest,
                                          Case{EvictionPolicyKind::kFreq, OptimizerKind::kAdagrad, 1, 1},
                                          Case{EvictionPolicyKind::kFreq, OptimizerKind::kFtrl, 2, 3},
                                          Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1},
-                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kSgd, 2, 3}),
+                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kSgd, 2, 3},
+                                         Case{EvictionPolicyKind::kLru, OptimizerKind::kAdagrad, 1, 1, HostKind::kDisk},
+                                         Case{EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 2, 1, HostKind::kDisk},
+                                         Case{EvictionPolicyKind::kFreq, OptimizerKind::kAdagrad, 2, 1, HostKind::kDisk},
+                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1, HostKind::kDisk}),
                          [](const auto& info) {
                            return PolicyName(info.param.policy) + "Optimizer" +
                                   std::to_string(static_cast<int>(info.param.optimizer)) + "Ranks" +
-                                  std::to_string(info.param.world_size);
+                                  std::to_string(info.param.world_size) + (info.param.host == HostKind::kDisk ? "Disk" : "");
                          });
 
 }  // namespace

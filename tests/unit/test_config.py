@@ -66,6 +66,21 @@ def test_short_forms_and_defaults() -> None:
         c.TableConfig("item", hash_ids=True)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{kind: disk, ram_bytes: 1000}", "kind is disk but path is missing"),
+        ("{kind: disk, path: /data}", "kind is disk but ram_bytes is missing"),
+        ("{kind: ram, path: /data}", "path belongs to kind: disk"),
+        ("{kind: ram, ram_bytes: 0}", "embedding.host.ram_bytes: received 0"),
+    ],
+)
+def test_host_tier_that_contradicts_itself_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path / "run.yaml", f"embedding: {{host: {text}}}\n")
+    with pytest.raises(c.ConfigError, match=message):
+        c.load_config(path)
+
+
 def test_saved_configuration_is_complete_and_loads_equal(tmp_path: Path) -> None:
     path = write(
         tmp_path / "run.yaml",
@@ -74,6 +89,7 @@ def test_saved_configuration_is_complete_and_loads_equal(tmp_path: Path) -> None
         "       sparse: [{name: user, kind: string}, {name: item, default: 3}, {name: seen}]}}\n"
         "embedding:\n"
         "  optimizer: {kind: ftrl, learning_rate: 1e-3, l1: 0.5}\n"
+        "  host: {kind: disk, path: /data/rows, ram_bytes: 3_000_000_000}\n"
         "  shared: {seen: item}\n"
         "  tables: {item: {rows: 100, optimizer: {learning_rate: 0.5}}}\n"
         "synth: {out_dir: data/x}\n",

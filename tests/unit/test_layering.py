@@ -33,7 +33,21 @@ PYTHON_TOP = {"__init__", "__main__", "cli", "bench"}
 # --- C++: the stems of tf_ops/core, lowest level first. A file may include the levels below it. Files of one level know
 # each other only where the level says so: its members then are one part in several files, or plain vocabulary.
 CORE_LEVELS: list[tuple[set[str], bool]] = [
-    ({"status", "types", "options", "row_math", "hash", "aligned_block"}, True),
+    ({"status", "types", "options", "row_math", "hash", "aligned_block", "chunked_array"}, True),
+    (
+        {
+            "host_store",
+            "ram_host_store",
+            "disk_host_store",
+            "row_catalog",
+            "record_cache",
+            "segment_log",
+            "batch_reader",
+            "record_file",
+            "uring_queue",
+        },
+        True,
+    ),
     (
         {
             "id_dedupe",
@@ -41,7 +55,6 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "request_merge",
             "key_map",
             "slot_directory",
-            "host_store",
             "criteo_parser",
         },
         False,

@@ -1,5 +1,6 @@
 // AlignedBlock: one block of raw memory for tables that are read at random. Blocks of 2 MB and more are aligned to 2 MB and ask
-// for huge pages, which makes random access to large tables about 1.7 times faster. Allocation failure is a return value, no
+// for huge pages, which makes random access to large tables about 1.7 times faster. Blocks of 128 KB and more are mapped for
+// themselves, so that their memory goes back to the system when they are freed. Allocation failure is a return value, no
 // exception.
 //
 //   AlignedBlock block;
@@ -20,10 +21,13 @@ class AlignedBlock {
  public:
   AlignedBlock() = default;
   AlignedBlock(AlignedBlock&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        bytes_(std::exchange(other.bytes_, 0)),
+        mapped_(std::exchange(other.mapped_, false)) {}
   AlignedBlock& operator=(AlignedBlock&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(mapped_, other.mapped_);
     return *this;
   }
   ~AlignedBlock() { Free(); }
@@ -31,9 +35,14 @@ class AlignedBlock {
   /// Replaces the content by `bytes` (> 0) uninitialised bytes. False: no memory; the old content is gone.
   bool Allocate(int64_t bytes) {
     Free();
-    data_ = bytes >= kHugePage ? MapHuge(bytes) : AllocateSmall(bytes);
-    bytes_ = data_ == nullptr ? 0 : bytes;
-    return data_ != nullptr;
+    if (bytes < kMapped) return Hold(AllocateSmall(bytes), bytes, false);
+    return Hold(bytes >= kHugePage ? MapHuge(bytes) : MapPages(bytes), bytes, true);
+  }
+
+  /// The same, but zeros, mapped and aligned to a page whatever the size.
+  bool AllocatePages(int64_t bytes) {
+    Free();
+    return Hold(MapPages(bytes), bytes, true);
   }
 
   void* data() const { return data_; }
@@ -41,11 +50,25 @@ class AlignedBlock {
 
  private:
   static constexpr int64_t kHugePage = int64_t{2} << 20;
+  static constexpr int64_t kMapped = int64_t{128} << 10;
   static constexpr int64_t kCacheLine = 64;
+
+  bool Hold(void* data, int64_t bytes, bool mapped) {
+    data_ = data;
+    bytes_ = data == nullptr ? 0 : bytes;
+    mapped_ = data != nullptr && mapped;
+    return data != nullptr;
+  }
 
   static void* AllocateSmall(int64_t bytes) {
     void* data = nullptr;
     return posix_memalign(&data, kCacheLine, static_cast<size_t>(bytes)) == 0 ? data : nullptr;
+  }
+
+  static void* MapPages(int64_t bytes) {
+    void* map =
+        mmap(nullptr, static_cast<size_t>(MappedBytes(bytes)), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return map == MAP_FAILED ? nullptr : map;
   }
 
   // Mapped here instead of by malloc, whose aligned blocks keep up to 2 MB of address space in front of them.
@@ -70,17 +93,17 @@ class AlignedBlock {
   }
 
   void Free() {
-    if (bytes_ >= kHugePage) {
+    if (mapped_) {
       munmap(data_, static_cast<size_t>(MappedBytes(bytes_)));
     } else {
       std::free(data_);
     }
-    data_ = nullptr;
-    bytes_ = 0;
+    Hold(nullptr, 0, false);
   }
 
   void* data_ = nullptr;
   int64_t bytes_ = 0;
+  bool mapped_ = false;
 };
 
 }  // namespace hvd_ctr

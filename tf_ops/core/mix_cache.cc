@@ -162,9 +162,13 @@ MixCacheStats MixCacheImpl::Stats() const {
   std::vector<int64_t> host_rows;
   for (size_t t = 0; t < options_.tables.size(); ++t) host_rows.push_back(store_->row_count(static_cast<int32_t>(t)));
   const int64_t store_bytes = store_->allocated_bytes();
+  const DiskStats disk = store_->disk();
   std::lock_guard<std::mutex> lock(mutex_);
   MixCacheStats stats = stats_;
   for (size_t t = 0; t < host_rows.size(); ++t) stats.tables[t].host_rows = host_rows[t];
+  stats.disk_bytes = disk.bytes;
+  stats.disk_rows_read = disk.rows_read;
+  stats.disk_rows_written = disk.rows_written;
   stats.pinned_slots = pinned_slots_;
   stats.device_bytes = backend_->allocated_bytes();
   stats.host_bytes = store_bytes + directory_.allocated_bytes() + policy_->allocated_bytes() + scratch_bytes_ + sums_bytes_ +

@@ -52,7 +52,10 @@ struct MixCacheStats {
   int64_t pinned_slots = 0;  ///< Now.
   int64_t pinned_peak = 0;   ///< Highest ever.
   int64_t device_bytes = 0;
-  int64_t host_bytes = 0;
+  int64_t host_bytes = 0;         ///< RAM of the host tier: store, directory, scratch.
+  int64_t disk_bytes = 0;         ///< Size of the file of rows; 0 without a disk tier, as are the next two.
+  int64_t disk_rows_read = 0;     ///< Records read from it, those moved inside it too.
+  int64_t disk_rows_written = 0;  ///< Records written to it, those moved inside it too.
 };
 
 /// A chunk of exported rows: ids (n), rows (n, D), state (n, state_floats of this table).
@@ -84,6 +87,8 @@ class MixCache {
   /// Writes all dirty rows back to the host store; they stay cached.
   virtual Status Flush(TaskRunner* runner) = 0;
   /// Flushes when *cursor is 0, then returns up to max_rows rows of the table from *cursor on; *cursor becomes -1 at the end.
+  /// Where the host store has no room for the flush (RESOURCE_EXHAUSTED, DATA_LOSS), it goes on without: the rows then come from
+  /// the device, so that they can be saved elsewhere. After an error *cursor is as before.
   virtual Status Export(int32_t table, int64_t* cursor, int64_t max_rows, ExportChunk* chunk, TaskRunner* runner) = 0;
   /// Creates or overwrites rows this rank owns; others are ignored and counted in *foreign. ids (n) distinct; rows (n, D);
   /// state (n, state_floats) or empty for the initial state.

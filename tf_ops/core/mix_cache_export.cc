@@ -87,14 +87,31 @@ Status MixCacheImpl::Export(int32_t table, int64_t* cursor, int64_t max_rows, Ex
   return Guard("a chunk of exported rows", [&]() { return ExportInOrder(table, cursor, max_rows, chunk, runner); });
 }
 
+// Rows come from the host store in the order of creation. Where the flush could not write (full disk, full budget), the newest
+// values come from the device, and at last the rows that only the device has: a full disk must not keep anybody from saving them
+// elsewhere. Their cursor is kDeviceCursor + slot.
 Status MixCacheImpl::ExportInOrder(int32_t table, int64_t* cursor, int64_t max_rows, ExportChunk* chunk, TaskRunner* runner) {
-  if (*cursor == 0) HVD_CTR_RETURN_IF_ERROR(FlushInOrder(runner));
+  if (*cursor == 0) {
+    const Status flushed = FlushInOrder(runner);
+    const bool no_room = flushed.code() == StatusCode::kResourceExhausted || flushed.code() == StatusCode::kDataLoss;
+    if (!flushed.ok() && !no_room) return flushed;
+  }
   std::vector<float> records;
   chunk->ids.clear();
   chunk->rows.clear();
   chunk->state.clear();
-  const Status scanned = store_->Scan(table, cursor, max_rows, &chunk->ids, &records);
-  if (!scanned.ok()) return MakeStatus(scanned.code(), Where(), ": Export: ", scanned.message());
+  std::shared_lock<std::shared_mutex> rows_lock(rows_mutex_);
+  int64_t next = *cursor;
+  if (next >= kDeviceCursor) {
+    HVD_CTR_RETURN_IF_ERROR(ExportDeviceRows(table, &next, max_rows, &chunk->ids, &records, runner));
+  } else {
+    HVD_CTR_RETURN_IF_ERROR(ExportHostRows(table, &next, max_rows, &chunk->ids, &records, runner));
+    if (next < 0) {
+      FindDeviceOnlyRows(table, 0, 1);
+      if (!move_slots_.empty()) next = kDeviceCursor;
+    }
+  }
+  *cursor = next;
   const int64_t state = state_floats_[static_cast<size_t>(table)];
   const auto count = static_cast<int64_t>(chunk->ids.size());
   chunk->rows.reserve(static_cast<size_t>(count * dim_));
@@ -104,6 +121,62 @@ Status MixCacheImpl::ExportInOrder(int32_t table, int64_t* cursor, int64_t max_r
     chunk->rows.insert(chunk->rows.end(), record, record + dim_);
     chunk->state.insert(chunk->state.end(), record + dim_, record + dim_ + state);
   }
+  return Status::Ok();
+}
+
+Status MixCacheImpl::ExportHostRows(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids,
+                                    std::vector<float>* records, TaskRunner* runner) {
+  const Status scanned = store_->Scan(table, cursor, max_rows, ids, records);
+  if (!scanned.ok()) return MakeStatus(scanned.code(), Where(), ": Export: ", scanned.message());
+  const auto count = static_cast<int64_t>(ids->size());
+  for (int64_t begin = 0; begin < count; begin += kMoveRows) {
+    sources_.clear();
+    move_slots_.clear();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (int64_t i = begin; i < std::min(count, begin + kMoveRows); ++i) {
+        const Slot slot = directory_.Find(Key{(*ids)[static_cast<size_t>(i)], table});
+        if (slot == kNoSlot || !dirty_[static_cast<size_t>(slot)]) continue;
+        sources_.push_back(static_cast<int32_t>(i - begin));
+        move_slots_.push_back(slot);
+      }
+    }
+    if (move_slots_.empty()) continue;
+    float* newer = Staging(static_cast<int64_t>(move_slots_.size()));
+    HVD_CTR_RETURN_IF_ERROR(backend_->FetchRecords(move_slots_, newer, runner));
+    for (size_t i = 0; i < sources_.size(); ++i) {
+      const float* record = newer + static_cast<int64_t>(i) * record_floats_;
+      std::copy(record, record + record_floats_, records->begin() + (begin + sources_[i]) * record_floats_);
+    }
+  }
+  return Status::Ok();
+}
+
+// Fills move_keys_ and move_slots_ with up to max_rows rows of the table, from this slot on, that the host store does not have;
+// returns the slot to go on with, -1 at the end.
+int64_t MixCacheImpl::FindDeviceOnlyRows(int32_t table, int64_t slot, int64_t max_rows) {
+  move_keys_.clear();
+  move_slots_.clear();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (; slot < options_.slots && static_cast<int64_t>(move_slots_.size()) < max_rows; ++slot) {
+    if (!dirty_[static_cast<size_t>(slot)]) continue;
+    const Key key = directory_.key(static_cast<Slot>(slot));
+    uint8_t in_host = 0;
+    if (key.table == table) store_->Contains(Span<const Key>(&key, 1), &in_host);
+    if (key.table != table || in_host) continue;
+    move_keys_.push_back(key);
+    move_slots_.push_back(static_cast<Slot>(slot));
+  }
+  return slot < options_.slots ? slot : -1;
+}
+
+Status MixCacheImpl::ExportDeviceRows(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids,
+                                      std::vector<float>* records, TaskRunner* runner) {
+  const int64_t next = FindDeviceOnlyRows(table, *cursor - kDeviceCursor, max_rows);
+  records->resize(move_keys_.size() * static_cast<size_t>(record_floats_));
+  HVD_CTR_RETURN_IF_ERROR(backend_->FetchRecords(move_slots_, records->data(), runner));
+  for (const Key& key : move_keys_) ids->push_back(key.id);
+  *cursor = next < 0 ? -1 : kDeviceCursor + next;
   return Status::Ok();
 }
 

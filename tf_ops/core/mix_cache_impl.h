@@ -62,6 +62,7 @@ class MixCacheImpl final : public MixCache {
   /// Rows moved at a time: bounds the staging memory and keeps it in the processor's cache.
   static constexpr int64_t kMoveRows = 4096;
   static constexpr int64_t kRowGrain = 256;
+  static constexpr int64_t kDeviceCursor = int64_t{1} << 62;  // Of Export: from here on, rows that only the device has.
 
   struct Ticket {
     int64_t number = 0;
@@ -90,6 +91,11 @@ class MixCacheImpl final : public MixCache {
   Status ReadInOrder(const ReceivedKeys& received, float* rows, TaskRunner* runner);
   Status ReadHostChunk(const ReceivedKeys& received, Span<const int32_t> sources, float* rows, TaskRunner* runner);
   Status ExportInOrder(int32_t table, int64_t* cursor, int64_t max_rows, ExportChunk* chunk, TaskRunner* runner);
+  Status ExportHostRows(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids, std::vector<float>* records,
+                        TaskRunner* runner);
+  Status ExportDeviceRows(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids,
+                          std::vector<float>* records, TaskRunner* runner);
+  int64_t FindDeviceOnlyRows(int32_t table, int64_t slot, int64_t max_rows);
   Status ImportInOrder(int32_t table, Span<const int64_t> ids, const float* rows, const float* state, int64_t* foreign,
                        TaskRunner* runner);
   Status CheckImport(int32_t table, Span<const int64_t> ids);

@@ -71,6 +71,17 @@ Status CheckFeatures(const std::string& owner, const MixCacheOptions& options) {
   return Status::Ok();
 }
 
+Status CheckHost(const std::string& owner, const HostOptions& host) {
+  const auto kind = static_cast<int32_t>(host.kind);
+  if (kind < 0 || kind > 1) return Refuse(owner, "host.kind", kind, "0 (ram) and 1 (disk)");
+  const bool disk = host.kind == HostKind::kDisk;
+  if (host.ram_bytes < (disk ? 1 : 0)) {
+    return Refuse(owner, "host.ram_bytes", host.ram_bytes, disk ? "at least 1 byte" : "at least 1 byte, or 0 (no limit)");
+  }
+  if (disk && host.path.empty()) return Refuse(owner, "host.path", "''", "a folder on a local disk");
+  return Status::Ok();
+}
+
 }  // namespace
 
 Status CheckMixCacheOptions(const MixCacheOptions& options) {
@@ -87,6 +98,7 @@ Status CheckMixCacheOptions(const MixCacheOptions& options) {
   if (!(options.prefetch_wait_seconds >= 0.0 && options.prefetch_wait_seconds <= kMaxWaitSeconds)) {
     return Refuse(owner, "prefetch_wait_seconds", options.prefetch_wait_seconds, "0 .. 604800 seconds");
   }
+  HVD_CTR_RETURN_IF_ERROR(CheckHost(owner, options.host));
   if (options.tables.empty()) return Refuse(owner, "number of tables", 0, "at least 1");
   std::unordered_set<std::string> names;
   for (const TableOptions& table : options.tables) {

@@ -50,6 +50,16 @@ enum class EvictionPolicyKind : int32_t { kLru = 0, kLfu = 1, kClock = 2, kFreq 
 
 constexpr int32_t kMaxWindow = 64;
 
+enum class HostKind : int32_t { kRam = 0, kDisk = 1 };
+
+/// Where the rows of one MixCache live that are not on the device.
+struct HostOptions {
+  HostKind kind = HostKind::kRam;
+  int64_t ram_bytes = 0;  ///< Budget of the host tier's memory: records, index, buffers. 0: no limit (kRam only).
+  std::string path;       ///< kDisk: folder for the file of rows, on a local disk.
+  bool direct_io = true;  ///< kDisk: bypass the system's page cache where the file system allows it.
+};
+
 /// One MixCache: all tables of one dim and dtype, this rank's share of their rows.
 struct MixCacheOptions {
   std::string name = "mix_cache";
@@ -64,6 +74,7 @@ struct MixCacheOptions {
   std::vector<std::string> features;     ///< Names, for messages.
   std::vector<int32_t> feature_tables;   ///< Table of each feature, non-decreasing.
   double prefetch_wait_seconds = 120.0;  ///< Longest wait for pinned slots to be released.
+  HostOptions host;
 };
 
 }  // namespace hvd_ctr

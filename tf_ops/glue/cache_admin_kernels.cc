@@ -8,7 +8,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tf_ops/core/host_store.h"
-#include "tf_ops/core/row_math.h"
+#include "tf_ops/core/mix_cache_options.h"
 #include "tf_ops/cpu/cpu_backend.h"
 #include "tf_ops/glue/cache_stats_layout.h"
 #include "tf_ops/glue/mix_cache_resource.h"
@@ -80,17 +80,16 @@ absl::Status ReadOptions(OpKernelConstruction* c, MixCacheOptions* options) {
   TF_RETURN_IF_ERROR(c->GetAttr("features", &options->features));
   TF_RETURN_IF_ERROR(c->GetAttr("feature_tables", &options->feature_tables));
   TF_RETURN_IF_ERROR(c->GetAttr("prefetch_wait_seconds", &wait_seconds));
+  int32_t host_kind = 0;
+  TF_RETURN_IF_ERROR(c->GetAttr("host_kind", &host_kind));
+  TF_RETURN_IF_ERROR(c->GetAttr("host_path", &options->host.path));
+  TF_RETURN_IF_ERROR(c->GetAttr("host_ram_bytes", &options->host.ram_bytes));
+  TF_RETURN_IF_ERROR(c->GetAttr("host_direct_io", &options->host.direct_io));
+  options->host.kind = static_cast<HostKind>(host_kind);
   options->policy = static_cast<EvictionPolicyKind>(policy);
   options->seed = static_cast<uint64_t>(seed);
   options->prefetch_wait_seconds = wait_seconds;
   return ReadTables(c, &options->tables);
-}
-
-/// A record holds a row and the largest optimizer state among the tables (device and host tiers alike).
-int32_t RecordFloats(const MixCacheOptions& options) {
-  int32_t state = 0;
-  for (const TableOptions& table : options.tables) state = std::max(state, StateFloats(table.optimizer, options.dim));
-  return options.dim + state;
 }
 
 class MixCacheOp final : public OpKernel {
@@ -98,8 +97,10 @@ class MixCacheOp final : public OpKernel {
   explicit MixCacheOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, ReadOptions(c, &options_)); }
 
   void Compute(OpKernelContext* ctx) override {
-    std::unique_ptr<HostStore> store = MakeRamHostStore(RecordFloats(options_), static_cast<int32_t>(options_.tables.size()));
-    Result<std::unique_ptr<MixCache>> cache = MakeMixCache(options_, MakeCpuBackend(), std::move(store));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(CheckMixCacheOptions(options_)));
+    Result<std::unique_ptr<HostStore>> store = MakeHostStore(options_);
+    OP_REQUIRES_OK(ctx, ToTensorFlow(store.status()));
+    Result<std::unique_ptr<MixCache>> cache = MakeMixCache(options_, MakeCpuBackend(), std::move(store.value()));
     OP_REQUIRES_OK(ctx, ToTensorFlow(cache.status()));
     Tensor* handle = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
@@ -270,8 +271,9 @@ class StatsOp final : public OpKernel {
         *out++ = value;
       }
     }
-    const std::vector<int64_t> totals = {stats.steps,       stats.foreign_keys, stats.pinned_slots,
-                                         stats.pinned_peak, stats.device_bytes, stats.host_bytes};
+    const std::vector<int64_t> totals = {stats.steps,       stats.foreign_keys,   stats.pinned_slots,
+                                         stats.pinned_peak, stats.device_bytes,   stats.host_bytes,
+                                         stats.disk_bytes,  stats.disk_rows_read, stats.disk_rows_written};
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 1, totals));
   }
 };

@@ -140,6 +140,10 @@ REGISTER_OP("HvdCtrMixCache")
     .Attr("features: list(string)")
     .Attr("feature_tables: list(int)")
     .Attr("prefetch_wait_seconds: float")
+    .Attr("host_kind: int")
+    .Attr("host_path: string")
+    .Attr("host_ram_bytes: int")
+    .Attr("host_direct_io: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape)
     .Doc(R"doc(
@@ -156,6 +160,10 @@ table_names: (T); so are all lists named table_*, optimizer_*, initializer_* and
 features: (F), for messages.
 feature_tables: (F), non-decreasing.
 prefetch_wait_seconds: longest wait for pinned slots to be released.
+host_kind: HostKind.
+host_path: folder for the file of rows; '' without a disk tier.
+host_ram_bytes: budget of the host tier's memory, 0: no limit.
+host_direct_io: bypass the page cache where the file system allows it.
 )doc");
 
 REGISTER_OP("HvdCtrPrefetch")
@@ -374,7 +382,8 @@ REGISTER_OP("HvdCtrStats")
 Counters since creation.
 
 tables: (T, 10): requested, unique, hits, misses, created, evictions, write_backs, invalid_ids, host_rows, cached_rows.
-totals: (6): steps, foreign_keys, pinned_slots, pinned_peak, device_bytes, host_bytes.
+totals: (9): steps, foreign_keys, pinned_slots, pinned_peak, device_bytes, host_bytes, disk_bytes, disk_rows_read,
+disk_rows_written.
 )doc");
 
 }  // namespace
