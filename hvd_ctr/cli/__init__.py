@@ -19,6 +19,7 @@ _EXAMPLES = {
     "evaluate": "launch/mpirun.sh -np 2 hvd-ctr evaluate configs/quickstart.yaml",
     "predict": "hvd-ctr predict configs/quickstart.yaml --set 'data.predict=[day_7.txt]' --output scores.txt",
     "synth": "hvd-ctr synth configs/quickstart.yaml --set synth.train_rows=1000000",
+    "count": "launch/mpirun.sh -np 2 hvd-ctr count configs/quickstart.yaml",
     "bench": "launch/mpirun.sh -np 2 hvd-ctr bench train-step",
 }
 _ABOUT = {
@@ -26,6 +27,7 @@ _ABOUT = {
     "evaluate": "Evaluate a checkpoint on data.eval.",
     "predict": "Write one click probability per line of data.predict, in input order.",
     "synth": "Make Criteo-shaped data with a hidden teacher, as the config's synth block says.",
+    "count": "Count how often each id of data.train occurs, for embedding.cache.policy: freq; write a Parquet file.",
     "bench": "Measure a part of the trainer. `train-step`: the common peer workload, by environment SCALE DIM "
     "BATCH STEPS WARM MLP SLOTS.",
 }
@@ -59,6 +61,17 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--checkpoint", metavar="DIR", help="checkpoint to use; default: the newest of the run folder"
             )
+        if name == "count":
+            command.add_argument(
+                "--output", metavar="FILE", help="file to write; default: counts.parquet in the run folder"
+            )
+            command.add_argument(
+                "--max-ids",
+                type=int,
+                metavar="N",
+                help="distinct ids of all tables up to which counts are exact, at about 40 bytes of memory each; with "
+                "more, the most frequent N/4 ids are kept, with counts that are a little low (default: 16,777,216)",
+            )
         if name == "predict":
             command.add_argument("--output", required=True, metavar="FILE", help="file to write, one score per line")
     return parser
@@ -80,6 +93,10 @@ def _run(arguments: argparse.Namespace) -> int:
         from hvd_ctr.cli import synth
 
         return synth.synth(config)
+    if arguments.command == "count":
+        from hvd_ctr.cli import count
+
+        return count.count(config, arguments.output, arguments.max_ids)
     from hvd_ctr.cli import commands
 
     if arguments.command == "train":

@@ -48,6 +48,11 @@ def model_features(config: TrainConfig) -> list[FeatureConfig]:
     return features
 
 
+def reading_cache(config: TrainConfig) -> CacheConfig:
+    """The cache of a model that only reads: its rows do not go through the cache, so no id counts are needed."""
+    return config.embedding.cache.model_copy(update={"policy": "lru"})
+
+
 def build(config: TrainConfig, cache: CacheConfig | None = None) -> Assembled:
     """Builds and compiles the configured model; dense weights are seeded, so they start alike on every rank."""
     keras.utils.set_random_seed(config.seed % 2**32)

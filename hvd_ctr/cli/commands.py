@@ -145,7 +145,7 @@ def evaluate(config: TrainConfig, directory: str | None) -> int:
     if not config.data.eval:
         raise ConfigError("data.eval names no files")
     comm = comms.init(intra_op_threads=config.train.intra_op_threads)
-    built = assemble.build(config)
+    built = assemble.build(config, assemble.reading_cache(config))
     found = _restore(config, directory, built)
     reader = assemble.reader(config, "eval")
     start = time.perf_counter()
@@ -172,7 +172,7 @@ def predict(config: TrainConfig, directory: str | None, output: str) -> int:
     problem = comm.broadcast_object(_output_problem(path))
     if problem:
         raise ConfigError(f"--output {output}: {problem}")
-    built = assemble.build(config)
+    built = assemble.build(config, assemble.reading_cache(config))
     found = _restore(config, directory, built)
     reader = assemble.reader(config, "predict")
     trainer = Trainer(built.model, config)

@@ -120,12 +120,40 @@ class CacheConfig(_Frozen):
     """Device cache of the rows a rank owns. Its size changes speed, never results."""
 
     slots: int = Field(default=65536, ge=1, description="Rows cached per rank, for each group of tables with one dim.")
-    policy: Literal["lru", "lfu"] = Field(
-        default="lru", description="Which unpinned row makes room: least recently or least frequently used."
+    policy: Literal["lru", "lfu", "clock", "freq", "lookahead"] = Field(
+        default="lookahead",
+        description=(
+            "Which unpinned row makes room. lru: the longest unused. lfu: the one with the fewest uses since it was "
+            "loaded; all uses are halved after every 16 x slots uses. clock: second chance, an LRU that costs less. "
+            "freq: the one whose id has the smallest count in `counts`; the cache starts with the most frequent rows. "
+            "lookahead: one that none of the next `window` batches needs, the longest unused first; without a "
+            "pipeline it is lru."
+        ),
+    )
+    window: int = Field(
+        default=8,
+        ge=0,
+        le=64,
+        description="Batches the policy lookahead may know ahead; their rows need not be loaded. 0: none.",
+    )
+    counts: str | None = Field(
+        default=None,
+        description=(
+            "Parquet file of id counts for the policy freq, as written by `hvd-ctr count` (columns table, id, count), "
+            "relative to the working directory. Needed with freq, not used by the others."
+        ),
     )
     prefetch_wait_seconds: float = Field(
         default=120.0, gt=0, description="Longest wait of a prefetch for slots pinned by batches in flight, in seconds."
     )
+
+    @model_validator(mode="after")
+    def _freq_needs_counts(self) -> CacheConfig:
+        if self.policy == "freq" and self.counts is None:
+            raise ValueError(
+                "policy is 'freq' but counts is not set; write the file with `hvd-ctr count CONFIG` and name it there"
+            )
+        return self
 
 
 class DenseColumnConfig(_Frozen):

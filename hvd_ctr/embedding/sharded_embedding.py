@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hvd_ctr.comm import Comm
 from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig
-from hvd_ctr.embedding import dist
+from hvd_ctr.embedding import dist, id_counts
 from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
 from hvd_ctr.ops import id_ops, mix_cache_ops
 from hvd_ctr.ops.id_ops import PreparedIds
@@ -94,6 +94,7 @@ class TableGroup:
                 dim=layout.dim,
                 slots=cache.slots,
                 policy=cache.policy,
+                window=cache.window,
                 rank=comm.rank,
                 world_size=comm.size,
                 seed=seed,
@@ -104,6 +105,23 @@ class TableGroup:
                 host=host or HostConfig(),
             )
         )
+        if cache.policy == "freq":
+            self._warm_start(str(cache.counts))
+
+    def _warm_start(self, counts_file: str) -> None:
+        """Reads the counts of the group's tables and fills the cache with the most frequent rows."""
+        names = [table.name for table in self.layout.tables]
+        counted = dict.fromkeys(names, 0)
+        with tf.init_scope():
+            for table, ids, counts in id_counts.read_counts(counts_file, names):
+                mix_cache_ops.set_frequencies(self.cache, names.index(table), ids, counts)
+                counted[table] += len(ids)
+            rows = mix_cache_ops.warm_start(self.cache)
+        if self._comm.rank == 0:
+            logger.info("%s: the %d most frequent rows of this rank are cached (%s)", self.name, rows, counts_file)
+            for table, ids_counted in counted.items():
+                if not ids_counted:
+                    logger.warning("%s has no counts of table %s: its rows leave the cache first", counts_file, table)
 
     def prepare(self, ids: Tensor, feature_splits: Tensor | None, facts: BatchFacts) -> PreparedIds:
         """De-duplicates and partitions one batch.
@@ -134,6 +152,11 @@ class TableGroup:
         """
         words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name)
         return mix_cache_ops.prefetch(self.cache, words, splits)
+
+    def announce(self, words: Tensor, splits: Tensor) -> Tensor:
+        """Tells the policy `lookahead` the keys of a batch to come: what `input_dist` received for it, announced in the
+        order of the prefetches to come. Local; returns whether it was noted (bool scalar)."""
+        return mix_cache_ops.announce(self.cache, words, splits)
 
     def prefetched_spec(self) -> Prefetched:
         """Specs of what `prefetch` returns."""

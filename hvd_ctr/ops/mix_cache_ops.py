@@ -30,7 +30,7 @@ Tensor = Any
 OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3, "ftrl": 4}
 INITIALIZERS = {"constant": 0, "uniform": 1, "normal": 2}
 INVALID_ID_POLICIES = {"error": 0, "skip": 1}
-EVICTION_POLICIES = {"lru": 0, "lfu": 1}
+EVICTION_POLICIES = {"lru": 0, "lfu": 1, "clock": 2, "freq": 3, "lookahead": 4}
 HOST_KINDS = {"ram": 0, "disk": 1}
 
 #: Fields of MixCacheTableStats in tf_ops/core/mix_cache.h, in order. Unit: rows.
@@ -60,9 +60,9 @@ TOTAL_COUNTERS = (
 )
 
 # Gradients stop at the rows: what follows `check_rows` is watched, nothing before it.
-for _op in ("MixCache", "Prefetch", "Lookup", "Read", "CheckRows", "Apply", "Release", "Flush"):
+for _op in ("MixCache", "Announce", "Prefetch", "Lookup", "Read", "CheckRows", "Apply", "Release", "Flush"):
     tf.no_gradient(f"HvdCtr{_op}")
-for _op in ("Export", "Import", "Step", "SetStep", "Stats"):
+for _op in ("Export", "Import", "Step", "SetStep", "Stats", "SetFrequencies", "WarmStart"):
     tf.no_gradient(f"HvdCtr{_op}")
 
 
@@ -75,6 +75,7 @@ class MixCacheSpec:
         dim: D, floats per row.
         slots: S, rows cached on this rank.
         policy: a key of EVICTION_POLICIES.
+        window: batches that may be announced ahead (lookahead), 0 .. 64.
         rank: this rank, 0 .. world_size-1.
         world_size: W.
         seed: -2^63 .. 2^63-1; with table name, id and column it determines initial values.
@@ -92,6 +93,7 @@ class MixCacheSpec:
     features: Sequence[str] = ()
     feature_tables: Sequence[int] = ()
     policy: str = "lru"
+    window: int = 8
     rank: int = 0
     world_size: int = 1
     seed: int = 0
@@ -160,6 +162,7 @@ def create(spec: MixCacheSpec) -> Tensor:
                 dim=spec.dim,
                 slots=spec.slots,
                 policy=_number(EVICTION_POLICIES, spec.policy, "policy"),
+                window=spec.window,
                 rank=spec.rank,
                 world_size=spec.world_size,
                 seed=spec.seed,
@@ -213,6 +216,21 @@ def prefetch(handle: Tensor, received: Tensor, received_splits: Tensor) -> Prefe
         tf.errors.DataLossError: a message is torn.
     """
     return Prefetched(*native.ops().hvd_ctr_prefetch(handle=handle, received=received, received_splits=received_splits))
+
+
+def announce(handle: Tensor, received: Tensor, received_splits: Tensor) -> Tensor:
+    """Tells the policy `lookahead` the keys of a batch that will be prefetched after those announced before. It changes
+    which rows are kept, never a number; the rows need not be loaded. May run beside `prefetch` on another thread.
+
+    Args:
+        handle: from `create`.
+        received, received_splits: what `prefetch` of that batch will get.
+
+    Returns:
+        bool scalar: noted. False: the policy is another one, `window` batches are announced already, or the batch has
+        an error, which its `prefetch` reports.
+    """
+    return native.ops().hvd_ctr_announce(handle=handle, received=received, received_splits=received_splits)
 
 
 def lookup(handle: Tensor, ticket: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -336,6 +354,32 @@ def import_rows(
     if state is None:
         state = np.zeros((0, 0), np.float32)
     return int(native.ops().hvd_ctr_import(handle=handle, table=table, ids=ids, rows=rows, state=state))
+
+
+def set_frequencies(handle: Tensor, table: int, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
+    """Tells the policy `freq` how often ids occur; ids without a count have 0. Eager only.
+
+    Args:
+        handle: from `create`.
+        table: index into MixCacheSpec.tables.
+        ids: (n) int64, distinct.
+        counts: (n) int64, >= 0.
+
+    Returns:
+        How many ids belong to other ranks; they were ignored.
+
+    Raises:
+        tf.errors.FailedPreconditionError: the cache has another policy.
+        tf.errors.InvalidArgumentError: no such table, or a negative id or count.
+    """
+    return int(native.ops().hvd_ctr_set_frequencies(handle=handle, table=table, ids=ids, counts=counts))
+
+
+def warm_start(handle: Tensor) -> int:
+    """Loads the rows with the largest counts (`set_frequencies`) into the free slots; returns how many. Creates no row.
+    Eager only.
+    """
+    return int(native.ops().hvd_ctr_warm_start(handle=handle))
 
 
 def get_step(handle: Tensor) -> Tensor:

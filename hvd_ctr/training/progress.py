@@ -27,6 +27,8 @@ def format_values(values: dict[str, float]) -> str:
             parts.append(f"{value:,.0f} samples/s")
         elif name == "hit_rate":
             parts.append(f"hit {100 * value:.1f} %")
+        elif name == "of_data":
+            parts.append(f"{100 * value:.1f} % of the data")
         else:
             parts.append(f"{name} {value:.4f}")
     return " | ".join(parts)

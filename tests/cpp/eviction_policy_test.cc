@@ -6,24 +6,41 @@
 #include <random>
 #include <tuple>
 
+#include "tests/cpp/policy_names.h"
+
 namespace hvd_ctr {
 namespace {
 
 void Use(EvictionPolicy* policy, const std::vector<Slot>& slots) { policy->Use(slots); }
 
-// Slots in a set that is sorted anew for every question.
+// Slots in a set that is sorted anew for every question; for clock, a hand that is moved step by step.
 class SlowPolicy {
  public:
   SlowPolicy(EvictionPolicyKind kind, int64_t slots)
-      : kind_(kind), uses_(static_cast<size_t>(slots)), last_(static_cast<size_t>(slots)) {}
+      : kind_(kind), uses_(static_cast<size_t>(slots)), last_(static_cast<size_t>(slots)), used_(static_cast<size_t>(slots)) {}
   void Use(const std::vector<Slot>& slots) {
     for (const Slot slot : slots) {
+      used_[static_cast<size_t>(slot)] = uses_[static_cast<size_t>(slot)] > 0;
       ++uses_[static_cast<size_t>(slot)];
       last_[static_cast<size_t>(slot)] = ++clock_;
     }
+    since_ageing_ += slots.size();
+    if (kind_ != EvictionPolicyKind::kLfu || since_ageing_ < 16 * uses_.size()) return;
+    since_ageing_ = 0;
+    for (int64_t& uses : uses_) uses = (uses + 1) / 2;
   }
-  void Remove(Slot slot) { uses_[static_cast<size_t>(slot)] = 0; }
-  std::vector<Slot> Victims(int64_t count, const BusySlots& busy) const {
+  void Remove(Slot slot) {
+    // The sweep that found this victim has happened.
+    if (std::find(swept_victims_.begin(), swept_victims_.end(), slot) != swept_victims_.end()) {
+      used_ = swept_used_;
+      hand_ = swept_hand_;
+      swept_victims_.clear();
+    }
+    uses_[static_cast<size_t>(slot)] = 0;
+    used_[static_cast<size_t>(slot)] = false;
+  }
+  std::vector<Slot> Victims(int64_t count, const BusySlots& busy) {
+    if (kind_ == EvictionPolicyKind::kClock) return Sweep(count, busy);
     std::vector<std::tuple<int64_t, int64_t, Slot>> order;
     for (size_t s = 0; s < uses_.size(); ++s) {
       const auto slot = static_cast<Slot>(s);
@@ -40,9 +57,34 @@ class SlowPolicy {
   bool cached(size_t slot) const { return uses_[slot] > 0; }
 
  private:
+  std::vector<Slot> Sweep(int64_t count, const BusySlots& busy) {
+    swept_used_ = used_;
+    swept_hand_ = hand_;
+    swept_victims_.clear();
+    for (size_t step = 0; step < 2 * uses_.size() && static_cast<int64_t>(swept_victims_.size()) < count; ++step) {
+      const size_t at = swept_hand_;
+      swept_hand_ = (swept_hand_ + 1) % uses_.size();
+      const auto slot = static_cast<Slot>(at);
+      const bool picked = std::find(swept_victims_.begin(), swept_victims_.end(), slot) != swept_victims_.end();
+      if (uses_[at] == 0 || picked || busy(slot)) continue;
+      if (swept_used_[at]) {
+        swept_used_[at] = false;
+      } else {
+        swept_victims_.push_back(slot);
+      }
+    }
+    return swept_victims_;
+  }
+
   EvictionPolicyKind kind_;
   std::vector<int64_t> uses_;
   std::vector<int64_t> last_;
+  std::vector<bool> used_;  // clock: since it was filled or the hand passed.
+  size_t hand_ = 0;
+  std::vector<Slot> swept_victims_;  // What the last question would do.
+  std::vector<bool> swept_used_;
+  size_t swept_hand_ = 0;
+  size_t since_ageing_ = 0;
   int64_t clock_ = 0;
 };
 
@@ -69,8 +111,9 @@ class EvictionPolicyTest : public testing::TestWithParam<EvictionPolicyKind> {
 TEST_P(EvictionPolicyTest, OldestOfEqualUsesGoesFirst) {
   SetUpSlots(4);
   Use({2, 0, 3, 1});
-  EXPECT_EQ(Victims(2), (std::vector<Slot>{2, 0}));
-  EXPECT_EQ(Victims(9), (std::vector<Slot>{2, 0, 3, 1}));
+  const bool round = GetParam() == EvictionPolicyKind::kClock;  // Its hand goes round the slots instead.
+  EXPECT_EQ(Victims(2), round ? (std::vector<Slot>{0, 1}) : (std::vector<Slot>{2, 0}));
+  EXPECT_EQ(Victims(9), round ? (std::vector<Slot>{0, 1, 2, 3}) : (std::vector<Slot>{2, 0, 3, 1}));
 }
 
 TEST_P(EvictionPolicyTest, EmptyPolicyHasNoVictims) {
@@ -142,8 +185,10 @@ TEST_P(EvictionPolicyTest, RandomProgramEqualsSortedModel) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, EvictionPolicyTest, testing::Values(EvictionPolicyKind::kLru, EvictionPolicyKind::kLfu),
-                         [](const auto& info) { return info.param == EvictionPolicyKind::kLru ? "Lru" : "Lfu"; });
+INSTANTIATE_TEST_SUITE_P(Policies, EvictionPolicyTest,
+                         testing::Values(EvictionPolicyKind::kLru, EvictionPolicyKind::kLfu, EvictionPolicyKind::kClock,
+                                         EvictionPolicyKind::kFreq, EvictionPolicyKind::kLookahead),
+                         [](const auto& info) { return PolicyName(info.param); });
 
 TEST(LruPolicyTest, UseMovesToTheEnd) {
   auto policy = MakeEvictionPolicy(EvictionPolicyKind::kLru, 3);
@@ -171,6 +216,41 @@ TEST(LfuPolicyTest, FewestUsesFirstAndANewLifeStartsAtOne) {
   victims.clear();
   policy->PickVictims(3, {pins, marks, 1}, &victims);
   EXPECT_EQ(victims, (std::vector<Slot>{2, 0, 1}));
+}
+
+TEST(LfuPolicyTest, OldPopularityIsHalvedAway) {
+  auto policy = MakeEvictionPolicy(EvictionPolicyKind::kLfu, 2);
+  const std::vector<int32_t> pins(2, 0);
+  const std::vector<uint32_t> marks(2, 0);
+  for (int i = 0; i < 20; ++i) Use(policy.get(), {0});
+  // 32 uses of 2 slots make the first halving: slot 0 has 10 then, slot 1 has 6.
+  for (int i = 0; i < 12; ++i) Use(policy.get(), {1});
+  std::vector<Slot> victims;
+  policy->PickVictims(1, {pins, marks, 1}, &victims);
+  EXPECT_EQ(victims, (std::vector<Slot>{1}));
+  for (int i = 0; i < 5; ++i) Use(policy.get(), {1});
+  victims.clear();
+  policy->PickVictims(1, {pins, marks, 1}, &victims);
+  EXPECT_EQ(victims, (std::vector<Slot>{0}));
+}
+
+TEST(ClockPolicyTest, TheHandPassesByUsedSlotsOnce) {
+  auto policy = MakeEvictionPolicy(EvictionPolicyKind::kClock, 4);
+  const std::vector<int32_t> pins(4, 0);
+  const std::vector<uint32_t> marks(4, 0);
+  const auto evict = [&](int64_t count) {
+    std::vector<Slot> victims;
+    policy->PickVictims(count, {pins, marks, 1}, &victims);
+    for (const Slot slot : victims) policy->Remove(slot);
+    return victims;
+  };
+  Use(policy.get(), {0, 1, 2, 3});
+  Use(policy.get(), {0, 2});
+  EXPECT_EQ(evict(1), (std::vector<Slot>{1}));  // Passes 0, stands at 2.
+  Use(policy.get(), {1});
+  EXPECT_EQ(evict(1), (std::vector<Slot>{3}));  // Passes 2, stands at 0.
+  Use(policy.get(), {3});
+  EXPECT_EQ(evict(3), (std::vector<Slot>{0, 1, 2}));
 }
 
 }  // namespace

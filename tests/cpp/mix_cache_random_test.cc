@@ -1,7 +1,9 @@
 // Promise: caching never changes the numbers. Random programs of all MixCache calls against ReferenceRows, bit for bit.
+#include <deque>
 #include <random>
 
 #include "tests/cpp/mix_cache_fixture.h"
+#include "tests/cpp/policy_names.h"
 #include "tests/cpp/temporary_folder.h"
 #include "tf_ops/core/disk_host_store.h"
 
@@ -47,6 +49,9 @@ class Program {
 
   void Run(int steps) {
     for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
+      if (options_.policy == EvictionPolicyKind::kLookahead && Dice(3) == 0) Announce();
+      if (options_.policy == EvictionPolicyKind::kFreq && Dice(20) == 0) SetFrequencies();
+      if (options_.policy == EvictionPolicyKind::kFreq && Dice(20) == 0) WarmStart();
       const uint32_t dice = Dice(100);
       if (dice < 35) {
         Prefetch();
@@ -67,6 +72,7 @@ class Program {
     }
     CompareExport();
     EXPECT_GT(prefetched_, steps / 10);
+    EXPECT_EQ(noted_ > steps / 50, options_.policy == EvictionPolicyKind::kLookahead);
     EXPECT_EQ(cache_->Stats().disk_rows_read > 0, options_.host.kind == HostKind::kDisk);
   }
 
@@ -79,6 +85,7 @@ class Program {
     tables[2].initializer.kind = InitializerKind::kNormal;
     MixCacheOptions options = CacheOptions(3 + static_cast<int64_t>(Dice(14)), tables, 1 + static_cast<int32_t>(Dice(5)));
     options.policy = parameters.policy;
+    options.window = 3;
     options.world_size = parameters.world_size;
     options.rank = parameters.world_size - 1;
     options.seed = Dice(1000);
@@ -119,10 +126,47 @@ class Program {
     return keys;
   }
 
+  void Announce() {
+    const ReceivedKeys received = RandomBatch();
+    bool noted = false;
+    ASSERT_OK(cache_->Announce(received, &noted));
+    if (noted) announced_.push_back(received);
+    noted_ += noted;
+  }
+
+  // Mostly the batch announced first, at times none that was announced.
+  ReceivedKeys NextBatch() {
+    if (announced_.empty() || Dice(10) == 0) return RandomBatch();
+    const ReceivedKeys received = announced_.front();
+    announced_.pop_front();
+    return received;
+  }
+
+  void SetFrequencies() {
+    const auto table = static_cast<int32_t>(Dice(3));
+    std::vector<int64_t> ids;
+    std::vector<int64_t> counts;
+    int64_t expected_foreign = 0;
+    for (int64_t id = 0; id < 20; ++id) {
+      ids.push_back(id);
+      counts.push_back(Dice(6));
+      expected_foreign += !model_.Owned(table, id);
+    }
+    int64_t foreign = -1;
+    ASSERT_OK(cache_->SetFrequencies(table, ids, counts, &foreign));
+    ASSERT_EQ(foreign, expected_foreign);
+  }
+
+  void WarmStart() {
+    int64_t rows = -1;
+    ASSERT_OK(cache_->WarmStart(&rows, &runner_));
+    warmed_ += rows;
+  }
+
   // Fits exactly if the rows of all open batches and of this one fit together; a failure leaves no trace.
   void Prefetch() {
     Open open;
-    open.received = RandomBatch();
+    open.received = NextBatch();
     auto needed = PinnedKeys();
     const auto mine = OwnedKeys(open.received);
     needed.insert(mine.begin(), mine.end());
@@ -224,12 +268,17 @@ class Program {
     MixCacheTableStats sum;
     for (const MixCacheTableStats& table : stats.tables) {
       ASSERT_EQ(table.unique, table.hits + table.misses);
-      ASSERT_EQ(table.cached_rows, table.misses - table.evictions);
+      if (warmed_ == 0) {
+        ASSERT_EQ(table.cached_rows, table.misses - table.evictions);
+      }
       ASSERT_LE(table.created, table.misses);
+      sum.misses += table.misses;
+      sum.evictions += table.evictions;
       sum.unique += table.unique;
       sum.requested += table.requested;
       sum.cached_rows += table.cached_rows;
     }
+    ASSERT_EQ(sum.cached_rows, warmed_ + sum.misses - sum.evictions);
     ASSERT_EQ(sum.unique, unique_);
     ASSERT_EQ(sum.requested, requested_);
     ASSERT_LE(sum.cached_rows, options_.slots);
@@ -245,6 +294,9 @@ class Program {
   std::unique_ptr<MixCache> cache_;
   ReferenceRows model_;
   std::vector<Open> open_;
+  std::deque<ReceivedKeys> announced_;
+  int noted_ = 0;
+  int64_t warmed_ = 0;
   int64_t unique_ = 0;
   int64_t requested_ = 0;
   int64_t foreign_ = 0;
@@ -267,10 +319,18 @@ INSTANTIATE_TEST_SUITE_P(Programs, MixCacheRandomTest,
                                          Case{EvictionPolicyKind::kLru, OptimizerKind::kFtrl, 2, 1},
                                          Case{EvictionPolicyKind::kLfu, OptimizerKind::kSgd, 3, 1},
                                          Case{EvictionPolicyKind::kLru, OptimizerKind::kRowWiseAdagrad, 2, 3},
+                                         Case{EvictionPolicyKind::kClock, OptimizerKind::kAdagrad, 1, 1},
+                                         Case{EvictionPolicyKind::kClock, OptimizerKind::kAdam, 2, 3},
+                                         Case{EvictionPolicyKind::kFreq, OptimizerKind::kAdagrad, 1, 1},
+                                         Case{EvictionPolicyKind::kFreq, OptimizerKind::kFtrl, 2, 3},
+                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1},
+                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kSgd, 2, 3},
                                          Case{EvictionPolicyKind::kLru, OptimizerKind::kAdagrad, 1, 1, HostKind::kDisk},
-                                         Case{EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 2, 1, HostKind::kDisk}),
+                                         Case{EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 2, 1, HostKind::kDisk},
+                                         Case{EvictionPolicyKind::kFreq, OptimizerKind::kAdagrad, 2, 1, HostKind::kDisk},
+                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1, HostKind::kDisk}),
                          [](const auto& info) {
-                           return std::string(info.param.policy == EvictionPolicyKind::kLru ? "Lru" : "Lfu") + "Optimizer" +
+                           return PolicyName(info.param.policy) + "Optimizer" +
                                   std::to_string(static_cast<int>(info.param.optimizer)) + "Ranks" +
                                   std::to_string(info.param.world_size) + (info.param.host == HostKind::kDisk ? "Disk" : "");
                          });

@@ -113,6 +113,32 @@ def test_a_small_lfu_cache_gives_the_same_bits(folder: Path, runs: dict[int, Pat
             np.testing.assert_array_equal(other_tables[table][row_id], values)
 
 
+def test_count_then_train_with_freq_gives_the_same_bits(folder: Path, runs: dict[int, Path]) -> None:
+    """The cache starts with the most frequent rows; the model and its rows are those of any other policy."""
+    result = _command(folder, 2, "count", "--output", str(folder / "counts.parquet"))
+    assert result.exit_code == 0, result.report()
+    assert "counted 12,800 lines on 2 rank(s)" in result.outputs[0], result.report()
+    settings = ["embedding.cache.slots=1200", "embedding.cache.policy=freq", "embedding.cache.counts=counts.parquet"]
+    trained = _train(folder, 2, "freq", *settings)
+    dense, tables = _checkpoint(runs[2])
+    other_dense, other_tables = _checkpoint(trained)
+    for name, value in dense.items():
+        np.testing.assert_array_equal(other_dense[name], value)
+    assert {table: rows.keys() for table, rows in tables.items()} == {
+        table: rows.keys() for table, rows in other_tables.items()
+    }
+    for table, rows in tables.items():
+        for row_id, values in rows.items():
+            np.testing.assert_array_equal(other_tables[table][row_id], values)
+    # Reading needs no counts.
+    (folder / "counts.parquet").unlink()
+    overrides = [text for setting in ("name=freq", *settings) for text in ("--set", setting)]
+    result = _command(folder, 1, "evaluate", *overrides)
+    assert result.exit_code == 0, result.report()
+    result = _command(folder, 2, "train", *overrides)
+    assert result.exit_code == 1 and "counts.parquet: cannot be read" in result.all_output(), result.report()
+
+
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_a_checkpoint_of_two_ranks_serves_any_number(folder: Path, runs: dict[int, Path], ranks: int) -> None:
     """evaluate and predict at other numbers of ranks give the training run's figures, one score per line in input

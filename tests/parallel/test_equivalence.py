@@ -12,8 +12,12 @@ relative errors of small gradients: 1e-5.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import itertools
+import shutil
+import tempfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -23,6 +27,9 @@ import tensorflow as tf
 import hvd_ctr
 from hvd_ctr.comm import Comm
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
+from hvd_ctr.embedding import dist
+from hvd_ctr.embedding.id_counts import write_counts
+from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from tests.support.dense_reference import DenseReference
 from tests.support.hybrid import exported, logits_model, needed_slots, share, unique_name
 
@@ -30,9 +37,11 @@ _STEPS, _GB, _DIM, _X, _SEED = 50, 40, 4, 3, 11
 _TOLERANCE = {"sgd": 1e-6, "adagrad": 1e-6, "rowwise_adagrad": 1e-6, "ftrl": 1e-6, "adam": 1e-5}
 _KINDS = tuple(_TOLERANCE)
 _SIZES = ("just enough", "twice", "all rows")
+_POLICIES = ("lru", "lfu", "clock", "freq", "lookahead")
 # Every optimizer with both policies, and every cache size with every optimizer; the rest of the product adds nothing
-# new.
+# new. The other policies with the cache that evicts most.
 _CASES = [(kind, _SIZES[(i + j) % 3], ("lru", "lfu")[(i + j) % 2]) for i, kind in enumerate(_KINDS) for j in range(3)]
+_CASES += [("adagrad", _SIZES[0], "clock"), ("adam", _SIZES[0], "freq"), ("ftrl", _SIZES[0], "lookahead")]
 
 
 def _features(kind: str) -> list[FeatureConfig]:
@@ -59,15 +68,35 @@ def _stream() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ids.astype(np.int64), dense, (generator.random((_STEPS, _GB, 1)) < 0.3).astype(np.float32)
 
 
+@functools.cache
+def _counts_file() -> str:
+    """Counts of the stream's ids, and of ids that it does not have: a warm start must not create their rows."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    ids = {"item": _stream()[0][:, :, [0, 2]], "user": _stream()[0][:, :, 1], "place": _stream()[0][:, :, 3]}
+    parts = [(table, *np.unique(column, return_counts=True)) for table, column in ids.items()]
+    parts += [(table, np.arange(10**6, 10**6 + 20), np.full(20, 10**6)) for table in ids]
+    write_counts(Path(folder) / "counts.parquet", parts, {})
+    return f"{folder}/counts.parquet"
+
+
 def _hybrid(kind: str, slots: int, policy: str) -> tuple[hvd_ctr.HybridModel, hvd_ctr.MixCacheEmbedding]:
-    layer = hvd_ctr.MixCacheEmbedding(
-        _features(kind), CacheConfig(slots=slots, policy=policy), seed=_SEED, name=unique_name("equal")
-    )
+    cache = CacheConfig(slots=slots, policy=policy, counts=_counts_file() if policy == "freq" else None)
+    layer = hvd_ctr.MixCacheEmbedding(_features(kind), cache, seed=_SEED, name=unique_name("equal"))
     ids, numbers = keras.Input((4,), dtype="int64", name="ids"), keras.Input((_X,), name="numbers")
     model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits_model(layer(ids), numbers))
     model.compile(keras.optimizers.SGD(0.1), keras.losses.BinaryCrossentropy(from_logits=True))
     model.synchronise()
     return model, layer
+
+
+def _announce(comm: Comm, layer: hvd_ctr.MixCacheEmbedding, ids: np.ndarray) -> None:
+    """What a pipeline does: the key exchange of a batch ahead of its turn."""
+    mine = ids[share(comm, np.arange(_GB))]
+    facts = BatchFacts(np.int64(len(mine)), np.float64(len(mine)))
+    for group, prepared in zip(layer.sharded.groups, layer.prepare(tf.constant(mine), facts), strict=True):
+        words, splits = dist.input_dist(comm, prepared.send, prepared.send_splits, f"{group.name}.announced")
+        assert group.announce(words, splits)
 
 
 @functools.cache
@@ -106,7 +135,10 @@ def test_any_ranks_and_cache_equal_the_dense_reference(comm: Comm, kind: str, si
     slots = {"just enough": needed, "twice": 2 * needed, "all rows": 4096}[size]
     model, layer = _hybrid(kind, slots, policy)
     run = tf.function(lambda x, y: model.hybrid_step(x, y).loss, reduce_retracing=True, autograph=False)
-    for step_ids, step_dense, step_labels in zip(ids, dense, labels, strict=True):
+    for step, (step_ids, step_dense, step_labels) in enumerate(zip(ids, dense, labels, strict=True)):
+        if policy == "lookahead":
+            for ahead in range(0 if step == 0 else step + 3, min(step + 4, _STEPS)):
+                _announce(comm, layer, ids[ahead])
         mine = share(comm, np.arange(_GB))
         run(
             {"ids": tf.constant(step_ids[mine]), "numbers": tf.constant(step_dense[mine])},
@@ -132,13 +164,16 @@ def test_cache_size_and_policy_do_not_change_one_bit(comm: Comm) -> None:
     ids, dense, labels = _stream()
     needed = max(comm.allgather_object(needed_slots(_hybrid("adam", 1, "lru")[1].sharded, ids)))
     outcomes = []
-    for slots, policy in itertools.product((needed, needed + needed // 5, 4096), ("lru", "lfu")):
+    for slots, policy in itertools.product((needed, needed + needed // 5, 4096), _POLICIES):
         model, layer = _hybrid("adam", slots, policy)
         run = tf.function(
             lambda x, y, model=model: model.hybrid_step(x, y).loss, reduce_retracing=True, autograph=False
         )
         mine = share(comm, np.arange(_GB))
         for step in range(20):
+            if policy == "lookahead":
+                for ahead in range(0 if step == 0 else step + 3, min(step + 4, 20)):
+                    _announce(comm, layer, ids[ahead])
             run(
                 {"ids": tf.constant(ids[step][mine]), "numbers": tf.constant(dense[step][mine])},
                 tf.constant(labels[step][mine]),

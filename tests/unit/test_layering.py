@@ -53,14 +53,15 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "id_dedupe",
             "rank_partition",
             "request_merge",
-            "eviction_policy",
+            "key_map",
             "slot_directory",
             "criteo_parser",
         },
         False,
     ),
+    ({"eviction_policy", "eviction_recency", "eviction_frequency", "eviction_clock"}, True),
     ({"cache_plan", "device_backend", "key_exchange", "mix_cache_options"}, False),
-    ({"mix_cache", "mix_cache_impl", "mix_cache_prefetch", "mix_cache_export"}, True),
+    ({"mix_cache", "mix_cache_impl", "mix_cache_prefetch", "mix_cache_export", "mix_cache_hints"}, True),
 ]
 BACKENDS = ("cpu", "cuda")
 

@@ -348,7 +348,8 @@ def test_step_cannot_be_set_while_tickets_are_open():
     ("fields", "message"),
     [
         ({"slots": 0}, "slots is 0"),
-        ({"policy": "fifo"}, "'fifo'.*lfu, lru"),
+        ({"policy": "fifo"}, "'fifo'.*clock, freq, lfu, lookahead, lru"),
+        ({"window": 65}, "window is 65.*0 .. 64"),
         ({"rank": 2, "world_size": 2}, "rank is 2"),
     ],
 )

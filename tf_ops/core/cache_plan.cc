@@ -58,8 +58,10 @@ void CommitPlan(const CachePlan& plan, Span<const Key> keys, Span<const uint64_t
   const size_t loads = plan.loads.size();
   for (size_t m = 0; m < loads; ++m) {
     if (m + kAhead < loads) directory->Prefetch(hashes[plan.loads[m + kAhead]]);
-    directory->Insert(keys[plan.loads[m]], hashes[plan.loads[m]]);
+    const int32_t k = plan.loads[m];
+    policy->Load(directory->Insert(keys[k], hashes[k]), keys[k], hashes[k]);
   }
+  policy->Arrive({keys, hashes, plan.slots});
   policy->Use(plan.slots);
 }
 

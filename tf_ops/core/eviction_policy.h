@@ -1,11 +1,23 @@
-// EvictionPolicy: which cached slots to give up first. Knows slots only, neither keys nor rows.
+// EvictionPolicy: which cached slots to give up first. Decides on slots; only the policies that know more than the past look at
+// keys: freq (counts of ids) and lookahead (batches to come).
 //
+//   policy->Load(slot, key, hash);              // the key has come into the slot
 //   policy->Use(slots);                         // the batch's slots in the order of its keys; new slots begin their life
 //   policy->PickVictims(n, busy, &victims);     // best victims first; decides, changes nothing
 //   policy->Remove(victim);                     // the slot was evicted
 //
-// Invariant: the answer is a function of the calls so far and of `busy` alone, never of addresses or hash order. Both policies
-// are exact. LRU: longest unused first. LFU: fewest uses since the slot was filled first, ties by longest unused. Not
+// The policies, all exact and deterministic:
+//   lru        Longest unused first.
+//   lfu        Fewest uses since the slot was filled first, ties by longest unused. Ageing: after every 16 S uses (S slots) the
+//   uses
+//              of all slots are halved, rounded up, so that what was popular once does not stay for ever.
+//   clock      Second chance: a hand goes round the slots; it takes the slots that were not used since they were filled or since
+//              it last passed, and passes by the others once.
+//   freq       Smallest count of the id first (SetFrequencies; an id without a count has 0), ties by longest unused.
+//   lookahead  Slots whose keys no announced batch needs first, longest unused first; then those that are needed farthest in the
+//              future, ties by longest unused: Belady's rule within the window. Without announcements it is lru.
+//
+// Invariant: the answer is a function of the calls so far and of `busy` alone, never of addresses or hash order. Not
 // thread-safe: MixCache calls it under its mutex.
 #ifndef HVD_CTR_CORE_EVICTION_POLICY_H_
 #define HVD_CTR_CORE_EVICTION_POLICY_H_
@@ -28,10 +40,19 @@ struct BusySlots {
   bool operator()(Slot slot) const { return pins[slot] > 0 || marks[slot] == mark; }
 };
 
+/// A batch's distinct keys. hashes[k] is SlotDirectory::Hash of keys[k]; slots[k] its slot, kNoSlot where it is not cached.
+struct BatchKeys {
+  Span<const Key> keys;         ///< (K)
+  Span<const uint64_t> hashes;  ///< (K)
+  Span<const Slot> slots;       ///< (K)
+};
+
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
 
+  /// The key has come into the slot (whose first Use follows), or what the policy knows of the key has changed.
+  virtual void Load(Slot /*slot*/, const Key& /*key*/, uint64_t /*hash*/) {}
   /// One use of each slot, in the order given. slots (K) distinct, within [0, S).
   virtual void Use(Span<const Slot> slots) = 0;
   /// Ends the life of a used slot. A later Use starts it anew.
@@ -40,10 +61,32 @@ class EvictionPolicy {
   /// later answers until Remove.
   virtual void PickVictims(int64_t count, const BusySlots& busy, std::vector<Slot>* victims) = 0;
   virtual int64_t allocated_bytes() const = 0;
+
+  /// lookahead: a batch that will come after those announced before. False: not noted (the window is full, or the policy looks
+  /// at the past only). May throw std::bad_alloc and then has noted nothing.
+  virtual bool Announce(const BatchKeys& /*batch*/) { return false; }
+  /// The batch has come; all its keys are cached by now. Comes before its Use. Ends the oldest announcement of the same keys and
+  /// those before it (their batches were skipped); an unannounced batch ends none, but when as many of them have come in a row as
+  /// the window is long, the announcements are out of date and all of them end.
+  virtual void Arrive(const BatchKeys& /*batch*/) {}
+
+  /// freq: counts (n), >= 0, of keys; replaces the counts they had. False: the policy uses no counts. The caller then calls Load
+  /// again for every cached slot. May throw std::bad_alloc.
+  virtual bool SetFrequencies(Span<const Key> /*keys*/, Span<const int64_t> /*counts*/) { return false; }
+  /// freq: the `count` keys with the largest counts above 0 (fewer when there are no more), by falling count, ties by table and
+  /// id. May throw std::bad_alloc.
+  virtual std::vector<Key> MostFrequent(int64_t /*count*/) { return {}; }
 };
 
-/// slots: S, 1 .. 2^28.
-std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(EvictionPolicyKind kind, int64_t slots);
+/// slots: S, 1 .. 2^28. window: lookahead's longest, 0 .. kMaxWindow batches.
+std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(EvictionPolicyKind kind, int64_t slots, int32_t window = 0);
+
+// Parts of MakeEvictionPolicy: eviction_recency.cc, eviction_frequency.cc, eviction_clock.cc.
+std::unique_ptr<EvictionPolicy> MakeLruPolicy(int64_t slots);
+std::unique_ptr<EvictionPolicy> MakeLookaheadPolicy(int64_t slots, int32_t window);
+std::unique_ptr<EvictionPolicy> MakeLfuPolicy(int64_t slots);
+std::unique_ptr<EvictionPolicy> MakeFreqPolicy(int64_t slots);
+std::unique_ptr<EvictionPolicy> MakeClockPolicy(int64_t slots);
 
 }  // namespace hvd_ctr
 

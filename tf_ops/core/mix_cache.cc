@@ -16,7 +16,8 @@ MixCacheImpl::MixCacheImpl(const MixCacheOptions& options, std::unique_ptr<Devic
       dim_(options.dim),
       backend_(std::move(backend)),
       store_(std::move(store)),
-      merge_(static_cast<int32_t>(options.tables.size()), options.rank, options.world_size) {
+      merge_(static_cast<int32_t>(options.tables.size()), options.rank, options.world_size),
+      announce_merge_(static_cast<int32_t>(options.tables.size()), options.rank, options.world_size) {
   int32_t largest_state = 0;
   for (const TableOptions& table : options_.tables) {
     optimizers_.push_back(table.optimizer);
@@ -32,7 +33,7 @@ Status MixCacheImpl::Allocate() {
   return Guard("the metadata of the cache slots (lower embedding.cache.slots)", [this]() -> Status {
     HVD_CTR_RETURN_IF_ERROR(backend_->Allocate(options_.slots, options_.dim, static_cast<int32_t>(record_floats_ - dim_)));
     HVD_CTR_RETURN_IF_ERROR(directory_.Allocate(options_.slots));
-    policy_ = MakeEvictionPolicy(options_.policy, options_.slots);
+    policy_ = MakeEvictionPolicy(options_.policy, options_.slots, options_.window);
     pins_.assign(static_cast<size_t>(options_.slots), 0);
     dirty_.assign(static_cast<size_t>(options_.slots), 0);
     return Status::Ok();
@@ -171,7 +172,7 @@ MixCacheStats MixCacheImpl::Stats() const {
   stats.pinned_slots = pinned_slots_;
   stats.device_bytes = backend_->allocated_bytes();
   stats.host_bytes = store_bytes + directory_.allocated_bytes() + policy_->allocated_bytes() + scratch_bytes_ + sums_bytes_ +
-                     static_cast<int64_t>(pins_.capacity() * sizeof(int32_t) + dirty_.capacity());
+                     announce_bytes_ + static_cast<int64_t>(pins_.capacity() * sizeof(int32_t) + dirty_.capacity());
   for (const auto* tickets : {&open_, &spare_}) {
     for (const std::unique_ptr<Ticket>& ticket : *tickets) {
       stats.host_bytes += static_cast<int64_t>((ticket->slots.capacity() + ticket->received_slots.capacity()) * sizeof(Slot) +

@@ -94,6 +94,17 @@ class MixCache {
   /// state (n, state_floats) or empty for the initial state.
   virtual Status Import(int32_t table, Span<const int64_t> ids, const float* rows, const float* state, int64_t* foreign,
                         TaskRunner* runner) = 0;
+  /// A hint for the policy `lookahead`, which changes speed and never a number: the keys of a batch that will be prefetched after
+  /// those announced before. Its Prefetch ends the announcement; so does the Prefetch of a batch announced later, as this one was
+  /// skipped then. *noted is false where the policy is another or options().window batches are announced already. Moves no rows
+  /// and does not wait for Prefetch; may be called from a thread of its own.
+  virtual Status Announce(const ReceivedKeys& received, bool* noted) = 0;
+  /// How often ids (n, distinct) occur, counts (n) >= 0: the order in which the policy `freq` keeps rows. Ids of other ranks are
+  /// ignored and counted in *foreign; ids without a count have 0. FAILED_PRECONDITION with another policy.
+  virtual Status SetFrequencies(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign) = 0;
+  /// Loads the rows with the largest counts (SetFrequencies) into the free slots; nothing is evicted and no row
+  /// is created. *rows: how many were loaded.
+  virtual Status WarmStart(int64_t* rows, TaskRunner* runner) = 0;
   /// Optimizer state floats of one row of the table.
   virtual int32_t state_floats(int32_t table) const = 0;
   /// Optimizer's global step; SetStep is for restore. FAILED_PRECONDITION while tickets are open.

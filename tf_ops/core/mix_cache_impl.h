@@ -10,6 +10,7 @@
 //   Flush
 //                    read (shared). Prefetch moves rows of unpinned slots only, which nobody else touches then: order_mutex_
 //                    suffices.
+//   announce_mutex_  one Announce at a time; it needs neither of the three above, so that it never waits for rows on their way.
 //   mutex_           the small metadata: tickets, pins, dirty flags, policy, counters. Never held while rows move.
 // The directory is written under order_mutex_ and mutex_, so holding either allows to read it.
 #ifndef HVD_CTR_CORE_MIX_CACHE_IMPL_H_
@@ -48,6 +49,9 @@ class MixCacheImpl final : public MixCache {
   Status Export(int32_t table, int64_t* cursor, int64_t max_rows, ExportChunk* chunk, TaskRunner* runner) override;
   Status Import(int32_t table, Span<const int64_t> ids, const float* rows, const float* state, int64_t* foreign,
                 TaskRunner* runner) override;
+  Status Announce(const ReceivedKeys& received, bool* noted) override;
+  Status SetFrequencies(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign) override;
+  Status WarmStart(int64_t* rows, TaskRunner* runner) override;
   int32_t state_floats(int32_t table) const override { return state_floats_[static_cast<size_t>(table)]; }
   int64_t step() const override;
   Status SetStep(int64_t step) override;
@@ -97,6 +101,11 @@ class MixCacheImpl final : public MixCache {
   Status CheckImport(int32_t table, Span<const int64_t> ids);
   Status ImportChunk(int32_t table, int64_t begin, int64_t end, const float* rows, const float* state, TaskRunner* runner);
 
+  // Announce, SetFrequencies, WarmStart: mix_cache_hints.cc.
+  Status SetFrequenciesInOrder(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign);
+  Status WarmStartInOrder(int64_t* rows, TaskRunner* runner);
+  Status WarmChunk(Span<const Key> keys, TaskRunner* runner);
+
   // Shared by the parts: mix_cache.cc.
   std::string Where() const;
   Status CheckReceived(const ReceivedKeys& received) const;
@@ -145,6 +154,12 @@ class MixCacheImpl final : public MixCache {
   std::vector<uint8_t> found_;  // (M) whether the host had the row of load m.
   std::vector<float> staging_;  // Records on their way.
 
+  std::mutex announce_mutex_;
+  // Scratch under announce_mutex_.
+  RequestMerge announce_merge_;
+  MergedKeys announced_;
+  std::vector<Slot> announced_slots_;
+
   std::shared_mutex rows_mutex_;
   std::vector<float> sums_;  // (K, D) of the Apply that runs; under rows_mutex_ held exclusively.
 
@@ -162,6 +177,7 @@ class MixCacheImpl final : public MixCache {
   int64_t pinned_slots_ = 0;
   int64_t scratch_bytes_ = 0;  // Scratch memory that Stats may not look at, as of the last Prefetch.
   int64_t sums_bytes_ = 0;
+  int64_t announce_bytes_ = 0;
 };
 
 }  // namespace hvd_ctr

@@ -89,7 +89,10 @@ Status CheckMixCacheOptions(const MixCacheOptions& options) {
   if (options.dim < 1 || options.dim > kMaxDim) return Refuse(owner, "dim", options.dim, "1 .. 65536");
   if (options.slots < 1 || options.slots > SlotDirectory::kMaxSlots) return Refuse(owner, "slots", options.slots, "1 .. 2^28");
   const auto policy = static_cast<int32_t>(options.policy);
-  if (policy < 0 || policy > 1) return Refuse(owner, "policy", policy, "0 (lru) and 1 (lfu)");
+  if (policy < 0 || policy > static_cast<int32_t>(EvictionPolicyKind::kLookahead)) {
+    return Refuse(owner, "policy", policy, "0 (lru), 1 (lfu), 2 (clock), 3 (freq) and 4 (lookahead)");
+  }
+  if (options.window < 0 || options.window > kMaxWindow) return Refuse(owner, "window", options.window, "0 .. 64 batches");
   if (options.world_size < 1) return Refuse(owner, "world_size", options.world_size, "at least 1");
   if (options.rank < 0 || options.rank >= options.world_size) return Refuse(owner, "rank", options.rank, "0 .. world_size - 1");
   if (!(options.prefetch_wait_seconds >= 0.0 && options.prefetch_wait_seconds <= kMaxWaitSeconds)) {

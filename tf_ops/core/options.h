@@ -45,7 +45,10 @@ struct TableOptions {
   InitializerOptions initializer;
 };
 
-enum class EvictionPolicyKind : int32_t { kLru = 0, kLfu = 1 };
+/// The rules stand in eviction_policy.h. Passed from Python: never renumber.
+enum class EvictionPolicyKind : int32_t { kLru = 0, kLfu = 1, kClock = 2, kFreq = 3, kLookahead = 4 };
+
+constexpr int32_t kMaxWindow = 64;
 
 enum class HostKind : int32_t { kRam = 0, kDisk = 1 };
 
@@ -63,6 +66,7 @@ struct MixCacheOptions {
   int32_t dim = 16;         ///< D, floats per row.
   int64_t slots = 1 << 16;  ///< S, rows on this rank's device.
   EvictionPolicyKind policy = EvictionPolicyKind::kLru;
+  int32_t window = 8;  ///< kLookahead: batches that may be announced ahead, 0 .. kMaxWindow.
   int32_t rank = 0;
   int32_t world_size = 1;  ///< W.
   uint64_t seed = 0;       ///< Seeds initial values, together with table name, id and column.

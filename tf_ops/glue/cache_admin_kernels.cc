@@ -73,6 +73,7 @@ absl::Status ReadOptions(OpKernelConstruction* c, MixCacheOptions* options) {
   TF_RETURN_IF_ERROR(c->GetAttr("dim", &options->dim));
   TF_RETURN_IF_ERROR(c->GetAttr("slots", &options->slots));
   TF_RETURN_IF_ERROR(c->GetAttr("policy", &policy));
+  TF_RETURN_IF_ERROR(c->GetAttr("window", &options->window));
   TF_RETURN_IF_ERROR(c->GetAttr("rank", &options->rank));
   TF_RETURN_IF_ERROR(c->GetAttr("world_size", &options->world_size));
   TF_RETURN_IF_ERROR(c->GetAttr("seed", &seed));
@@ -199,6 +200,36 @@ class ImportOp final : public OpKernel {
   }
 };
 
+class SetFrequenciesOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    int32_t table = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+    int64_t foreign = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->SetFrequencies(table, ConstSpan<int64_t>(ctx->input(2)),
+                                                                       ConstSpan<int64_t>(ctx->input(3)), &foreign)));
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, foreign));
+  }
+};
+
+class WarmStartOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    int64_t rows = 0;
+    WorkerRunner runner(ctx);
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->WarmStart(&rows, &runner)));
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, rows));
+  }
+};
+
 class StepOp final : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -251,6 +282,8 @@ REGISTER_KERNEL_BUILDER(Name("HvdCtrMixCache").Device(tensorflow::DEVICE_CPU), M
 REGISTER_KERNEL_BUILDER(Name("HvdCtrFlush").Device(tensorflow::DEVICE_CPU), FlushOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrExport").Device(tensorflow::DEVICE_CPU), ExportOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrImport").Device(tensorflow::DEVICE_CPU), ImportOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrSetFrequencies").Device(tensorflow::DEVICE_CPU), SetFrequenciesOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrWarmStart").Device(tensorflow::DEVICE_CPU), WarmStartOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrStep").Device(tensorflow::DEVICE_CPU), StepOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrSetStep").Device(tensorflow::DEVICE_CPU), SetStepOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrStats").Device(tensorflow::DEVICE_CPU), StatsOp);

@@ -1,4 +1,4 @@
-// Kernels of one batch's way through a MixCache: Prefetch, Lookup, Read, CheckRows, Apply, Release.
+// Kernels of one batch's way through a MixCache: Announce, Prefetch, Lookup, Read, CheckRows, Apply, Release.
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -25,8 +25,8 @@ int64_t Sum(Span<T> values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
-/// Unpacks inputs received (1) and received_splits (2); not OK when the ranks agree on an error.
-Status Receive(OpKernelContext* ctx, const MixCacheOptions& options, ReceivedKeys* received) {
+/// Whether inputs received (1) and received_splits (2) belong together.
+Status CheckWords(OpKernelContext* ctx, const MixCacheOptions& options) {
   const Span<const int64_t> words = ConstSpan<int64_t>(ctx->input(1));
   const Span<const int32_t> splits = ConstSpan<int32_t>(ctx->input(2));
   if (splits.size() != options.world_size || Sum(splits) != words.size()) {
@@ -34,6 +34,14 @@ Status Receive(OpKernelContext* ctx, const MixCacheOptions& options, ReceivedKey
                       " entries with sum ", Sum(splits), " for ", words.size(), " received words; expected ", options.world_size,
                       " entries (world_size) with the number of words as their sum");
   }
+  return Status::Ok();
+}
+
+/// Unpacks inputs received (1) and received_splits (2); not OK when the ranks agree on an error.
+Status Receive(OpKernelContext* ctx, const MixCacheOptions& options, ReceivedKeys* received) {
+  HVD_CTR_RETURN_IF_ERROR(CheckWords(ctx, options));
+  const Span<const int64_t> words = ConstSpan<int64_t>(ctx->input(1));
+  const Span<const int32_t> splits = ConstSpan<int32_t>(ctx->input(2));
   HVD_CTR_RETURN_IF_ERROR(UnpackKeys(words, splits, static_cast<int32_t>(options.tables.size()), received));
   return AgreedStatus(*received, options);
 }
@@ -126,6 +134,24 @@ class PrefetchOp final : public AsyncOpKernel {
     }
     OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, ticket));
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 1, reply_splits));
+  }
+};
+
+class AnnounceOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(CheckWords(ctx, resource->options())));
+    ReceivedKeys received;
+    bool noted = false;
+    // The batches before this one shall still be trained: its error is reported when its turn has come, by Prefetch.
+    if (Receive(ctx, resource->options(), &received).ok()) {
+      OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->Announce(received, &noted)));
+    }
+    OP_REQUIRES_OK(ctx, SetScalarOutput<bool>(ctx, 0, noted));
   }
 };
 
@@ -239,6 +265,7 @@ class ReleaseOp final : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdCtrPrefetch").Device(tensorflow::DEVICE_CPU), PrefetchOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrAnnounce").Device(tensorflow::DEVICE_CPU), AnnounceOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrRead").Device(tensorflow::DEVICE_CPU), ReadOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrCheckRows").Device(tensorflow::DEVICE_CPU), CheckRowsOp);

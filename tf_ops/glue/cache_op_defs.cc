@@ -38,6 +38,22 @@ absl::Status PrefetchShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status AnnounceShape(InferenceContext* c) {
+  ShapeHandle splits;
+  TF_RETURN_IF_ERROR(ReceivedInputs(c, &splits));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status SetFrequenciesShape(InferenceContext* c) {
+  ShapeHandle ids;
+  TF_RETURN_IF_ERROR(ScalarInputs(c, 0, 1));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &ids));
+  TF_RETURN_IF_ERROR(c->Merge(ids, c->input(3), &ids));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
 absl::Status LookupShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(ScalarInputs(c, 0, 1));
   c->set_output(0, c->Matrix(c->UnknownDim(), c->UnknownDim()));
@@ -101,6 +117,7 @@ REGISTER_OP("HvdCtrMixCache")
     .Attr("dim: int")
     .Attr("slots: int")
     .Attr("policy: int")
+    .Attr("window: int")
     .Attr("rank: int")
     .Attr("world_size: int")
     .Attr("seed: int")
@@ -137,6 +154,7 @@ cache_name: for messages.
 dim: D.
 slots: S, rows on this rank's device.
 policy: EvictionPolicyKind.
+window: batches that may be announced ahead.
 seed: with table name, id and column it determines initial values.
 table_names: (T); so are all lists named table_*, optimizer_*, initializer_* and those of optimizer fields.
 features: (F), for messages.
@@ -172,6 +190,50 @@ reply_splits: (W), rows that Lookup answers to each rank, sum R.
 global_rows: (), sum of B over the ranks.
 global_weight: (), sum of the sample weights over the ranks.
 active_ranks: (), ranks whose batch_rows is not -1.
+)doc");
+
+REGISTER_OP("HvdCtrAnnounce")
+    .Input("handle: resource")
+    .Input("received: int64")
+    .Input("received_splits: int32")
+    .Output("noted: bool")
+    .SetIsStateful()
+    .SetShapeFn(AnnounceShape)
+    .Doc(R"doc(
+Tells the policy `lookahead` the keys of a batch that will be prefetched after those announced before. Changes no number.
+
+A batch with an error (of a rank, or an invalid id) is not noted; its Prefetch reports the error.
+
+received: key messages of all ranks, in rank order, as for Prefetch.
+received_splits: (W), words per rank.
+noted: (), false where the policy is another, the window is full, or the batch has an error.
+)doc");
+
+REGISTER_OP("HvdCtrSetFrequencies")
+    .Input("handle: resource")
+    .Input("table: int64")
+    .Input("ids: int64")
+    .Input("counts: int64")
+    .Output("foreign: int64")
+    .SetIsStateful()
+    .SetShapeFn(SetFrequenciesShape)
+    .Doc(R"doc(
+Tells the policy `freq` how often the ids among `ids` that this rank owns occur.
+
+ids: (n), distinct.
+counts: (n), >= 0.
+foreign: (), ids that other ranks own; they were ignored.
+)doc");
+
+REGISTER_OP("HvdCtrWarmStart")
+    .Input("handle: resource")
+    .Output("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape)
+    .Doc(R"doc(
+Loads the rows with the largest counts (SetFrequencies) into the free slots.
+
+rows: (), rows loaded.
 )doc");
 
 REGISTER_OP("HvdCtrLookup")
