@@ -46,6 +46,13 @@ class BatchFacts:
     error: Tensor = ""
 
 
+class ReceivedWords(NamedTuple):
+    """What the key exchange brought: words int64 of all ranks and their splits (W) int32."""
+
+    words: Tensor
+    splits: Tensor
+
+
 class Staged(NamedTuple):
     """One group's batch after Data-Loader and Host-Manager: what a train step needs of them."""
 
@@ -88,6 +95,9 @@ class TableGroup:
         self.layout = layout
         self.name = f"{name}.dim{layout.dim}"
         self._comm = comm
+        #: Batches whose keys a pipeline does well to exchange before the first of them is prefetched; 0: the policy
+        #: makes no use of them.
+        self.window = cache.window if cache.policy == "lookahead" else 0
         self.cache = mix_cache_ops.create(
             mix_cache_ops.MixCacheSpec(
                 name=self.name,
@@ -143,20 +153,27 @@ class TableGroup:
             world_size=self._comm.size,
         )
 
-    def prefetch(self, prepared: PreparedIds) -> Prefetched:
-        """Key exchange, plan, write-back and load; pins the batch's rows until `backward` or `release`.
+    def input_dist(self, prepared: PreparedIds) -> ReceivedWords:
+        """Key exchange. Collective."""
+        return ReceivedWords(*dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name))
+
+    def announce(self, received: ReceivedWords) -> None:
+        """Tells the policy `lookahead` the keys of a batch that will be prefetched after those told before. Local."""
+        mix_cache_ops.announce(self.cache, received.words, received.splits)
+
+    def prefetch(self, received: ReceivedWords) -> Prefetched:
+        """Plan, write-back and load; pins the batch's rows until `backward` or `release`. Local. Batches are prefetched
+        in the order of their key exchanges, though later exchanges may come before.
 
         Raises:
             tf.errors.InvalidArgumentError: a rank's batch holds an invalid id under `invalid_ids: error` (all ranks
             alike). tf.errors.InternalError: a rank reported an error (all ranks alike).
         """
-        words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name)
-        return mix_cache_ops.prefetch(self.cache, words, splits)
+        return mix_cache_ops.prefetch(self.cache, received.words, received.splits)
 
-    def announce(self, words: Tensor, splits: Tensor) -> Tensor:
-        """Tells the policy `lookahead` the keys of a batch to come: what `input_dist` received for it, announced in the
-        order of the prefetches to come. Local; returns whether it was noted (bool scalar)."""
-        return mix_cache_ops.announce(self.cache, words, splits)
+    def end_announcements(self) -> None:
+        """The batches whose keys were exchanged and that are not prefetched yet will not be."""
+        mix_cache_ops.end_announcements(self.cache)
 
     def prefetched_spec(self) -> Prefetched:
         """Specs of what `prefetch` returns."""

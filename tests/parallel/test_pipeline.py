@@ -27,7 +27,7 @@ _DEPTHS = (0, 1, 2, 4)
 
 
 def _model(
-    slots: int, policy: str = "lru", invalid_ids: str = "error"
+    slots: int, policy: str = "lru", invalid_ids: str = "error", window: int = 8
 ) -> tuple[hvd_ctr.HybridModel, hvd_ctr.MixCacheEmbedding]:
     optimizer = SparseOptimizerConfig(kind="adam", learning_rate=0.05)
     features = [
@@ -37,7 +37,7 @@ def _model(
         for i in range(2)
     ]
     layer = hvd_ctr.MixCacheEmbedding(
-        features, CacheConfig(slots=slots, policy=policy), seed=1, name=unique_name("piped")
+        features, CacheConfig(slots=slots, policy=policy, window=window), seed=1, name=unique_name("piped")
     )
     inputs = {"ids": keras.Input((2,), dtype="int64", name="ids"), "numbers": keras.Input((_X,), name="numbers")}
     model = hvd_ctr.HybridModel(inputs, logits_model(layer(inputs["ids"]), inputs["numbers"]))
@@ -108,7 +108,7 @@ def _train(
 
 
 @pytest.mark.parametrize("stream", ["alternating", "hot row", "sliding"])
-@pytest.mark.parametrize("policy", ["lru", "lfu"])
+@pytest.mark.parametrize("policy", ["lru", "lookahead"])
 def test_depth_and_cache_size_do_not_change_one_bit(comm: Comm, stream: str, policy: str) -> None:
     """Batch t+1 needs what batch t evicted; A/B/A/B; one row in every batch; the smallest legal cache, so a batch
     needs every slot.
@@ -121,13 +121,32 @@ def test_depth_and_cache_size_do_not_change_one_bit(comm: Comm, stream: str, pol
             assert _train(comm, ids, slots, depth, policy) == expected, (depth, slots)
 
 
+def test_lookahead_keeps_what_the_next_batches_need(comm: Comm) -> None:
+    """Three working sets in turn, room for two: the longest unused row is always the one needed next, so lru has no
+    hit at all; who knows the next batches keeps one set.
+    """
+    ids = np.stack([np.stack([np.arange(_GB) + _GB * (step % 3)] * 2, axis=1) for step in range(24)])
+    needed = max(comm.allgather_object(needed_slots(_model(1)[1].sharded, ids)))
+    hits = {}
+    for policy, window in (("lru", 8), ("lookahead", 0), ("lookahead", 8)):
+        _, layer = _model(2 * needed, policy, window=window)
+        with _pipeline(comm, layer, [_batch(comm, ids[step], step) for step in range(24)], 1) as pipeline:
+            for _, staged in pipeline:
+                layer.sharded.groups[0].release(staged[0].prefetched)
+        total = layer.cache_stats()["total"]
+        hits[policy, window] = sum(comm.allgather_object(total["hits"]))
+    assert hits["lookahead", 0] == hits["lru", 8]
+    assert hits["lookahead", 8] >= hits["lru", 8] + 10 * _GB, hits
+
+
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
 def test_leaving_early_leaves_no_trace_of_later_batches(comm: Comm, depth: int) -> None:
     """max_steps, stop_training: prefetched and untrained batches give their slots back and create no row."""
     ids = _streams(20)["sliding"].astype(np.int64)
-    stopped = _train(comm, ids, 400, depth, "lru", stop_after=7)
-    assert not _threads()
-    assert stopped == _train(comm, ids[:7], 400, 0, "lru")
+    for policy in ("lru", "lookahead"):
+        stopped = _train(comm, ids, 400, depth, policy, stop_after=7)
+        assert not _threads()
+        assert stopped == _train(comm, ids[:7], 400, 0, "lru")
 
 
 @pytest.mark.parametrize("depth", [1, 3])
