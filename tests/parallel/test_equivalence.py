@@ -27,7 +27,7 @@ import tensorflow as tf
 import hvd_ctr
 from hvd_ctr.comm import Comm
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
-from hvd_ctr.embedding import dist
+from hvd_ctr.embedding.dist import row_exchange
 from hvd_ctr.embedding.id_counts import write_counts
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from tests.support.dense_reference import DenseReference
@@ -94,8 +94,9 @@ def _announce(comm: Comm, layer: hvd_ctr.MixCacheEmbedding, ids: np.ndarray) -> 
     """What a pipeline does: the key exchange of a batch ahead of its turn."""
     mine = ids[share(comm, np.arange(_GB))]
     facts = BatchFacts(np.int64(len(mine)), np.float64(len(mine)))
+    exchange = row_exchange("alltoall", comm)
     for group, prepared in zip(layer.sharded.groups, layer.prepare(tf.constant(mine), facts), strict=True):
-        words, splits = dist.input_dist(comm, prepared.send, prepared.send_splits, f"{group.name}.announced")
+        words, splits = exchange.input_dist(prepared.send, prepared.send_splits, f"{group.name}.announced")
         assert group.announce(words, splits)
 
 
