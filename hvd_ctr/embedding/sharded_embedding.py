@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from hvd_ctr.comm import Comm
 from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig
-from hvd_ctr.embedding import dist, id_counts
+from hvd_ctr.embedding import id_counts
+from hvd_ctr.embedding.dist import row_exchange
 from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
 from hvd_ctr.ops import id_ops, mix_cache_ops
 from hvd_ctr.ops.id_ops import PreparedIds
@@ -81,6 +82,7 @@ class TableGroup:
         seed: seeds initial values, with table name, id and column.
         name: prefix of cache and collective names, unique in the process.
         host: where the rows live that are not in the cache; None: in memory, without a limit.
+        exchange: how keys, rows and gradients travel: alltoall, allgather or allreduce.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class TableGroup:
         seed: int,
         name: str,
         host: HostConfig | None = None,
+        exchange: str = "alltoall",
     ) -> None:
         self.layout = layout
         self.name = f"{name}.dim{layout.dim}"
@@ -98,6 +101,7 @@ class TableGroup:
         #: Batches whose keys a pipeline does well to exchange before the first of them is prefetched; 0: the policy
         #: makes no use of them.
         self.window = cache.window if cache.policy == "lookahead" else 0
+        self._exchange = row_exchange(exchange, comm)
         self.cache = mix_cache_ops.create(
             mix_cache_ops.MixCacheSpec(
                 name=self.name,
@@ -155,7 +159,7 @@ class TableGroup:
 
     def input_dist(self, prepared: PreparedIds) -> ReceivedWords:
         """Key exchange. Collective."""
-        return ReceivedWords(*dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name))
+        return ReceivedWords(*self._exchange.input_dist(prepared.send, prepared.send_splits, self.name))
 
     def announce(self, received: ReceivedWords) -> None:
         """Tells the policy `lookahead` the keys of a batch that will be prefetched after those told before. Local."""
@@ -187,13 +191,13 @@ class TableGroup:
             tf.errors.ResourceExhaustedError: an owner's cache cannot hold the batch (all ranks alike).
         """
         rows, send_splits = mix_cache_ops.lookup(self.cache, prefetched.ticket, self.layout.dim)
-        return self._deliver(prepared, rows, send_splits, prefetched.global_rows, prefetched.global_weight, "train")
+        return self._deliver(prepared, rows, send_splits, prefetched.global_rows, prefetched.global_weight, "rows")
 
     def read(self, prepared: PreparedIds) -> Rows:
         """Rows (U, D) for evaluation: nothing is created, moved, pinned or counted. Unseen ids get their initial
         value.
         """
-        words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, f"{self.name}.read")
+        words, splits = self._exchange.input_dist(prepared.send, prepared.send_splits, f"{self.name}.read", "read")
         answer = mix_cache_ops.read(self.cache, words, splits, self.layout.dim)
         return self._deliver(
             prepared, answer.rows, answer.send_splits, answer.global_rows, answer.global_weight, "read"
@@ -208,7 +212,8 @@ class TableGroup:
         global_weight: Tensor,
         kind: str,
     ) -> Rows:
-        rows = dist.output_dist(self._comm, rows, send_splits, prepared.row_splits, f"{self.name}.{kind}")
+        name = f"{self.name}.read" if kind == "read" else self.name
+        rows = self._exchange.output_dist(rows, send_splits, prepared.row_splits, name, kind)
         return Rows(tf.ensure_shape(rows, [None, self.layout.dim]), global_rows, global_weight)
 
     def backward(
@@ -220,7 +225,7 @@ class TableGroup:
         Returns:
             The group's optimizer step, int64 scalar, 1 after the first.
         """
-        gradients = dist.reverse_output_dist(self._comm, d_rows, prepared.row_splits, self.name)
+        gradients = self._exchange.reverse_output_dist(d_rows, prepared.row_splits, self.name)
         return mix_cache_ops.apply(self.cache, prefetched.ticket, gradients, learning_rate_scale)
 
     def release(self, prefetched: Prefetched) -> None:
@@ -238,6 +243,7 @@ class ShardedEmbedding:
         seed: seeds initial values: with one seed, any number of ranks starts alike.
         name: unique in the process.
         host: where the rows of each group live that are not in its cache; None: in memory, without a limit.
+        exchange: how keys, rows and gradients travel: alltoall, allgather or allreduce. The numbers are the same.
 
     Raises:
         ValueError: see `group_by_dim`; or a field outside its range, named.
@@ -252,9 +258,10 @@ class ShardedEmbedding:
         seed: int = 0,
         name: str = "embedding",
         host: HostConfig | None = None,
+        exchange: str = "alltoall",
     ) -> None:
         self.features = tuple(features)
-        self.groups = [TableGroup(layout, cache, comm, seed, name, host) for layout in group_by_dim(features)]
+        self.groups = [TableGroup(layout, cache, comm, seed, name, host, exchange) for layout in group_by_dim(features)]
         self._tables = {
             table.name: (group, index) for group in self.groups for index, table in enumerate(group.layout.tables)
         }

@@ -1,9 +1,9 @@
-"""Caching never changes the numbers: the matrix of cache slots x pipeline depth x policy x tier, each over 300 steps of
-adversarial batches.
+"""Caching never changes the numbers: the matrix of cache slots x pipeline depth x policy x tier x exchange mode, each
+over 300 steps of adversarial batches.
 
 Everything that shares the number of ranks must agree to the last bit in all rows, their optimizer state and all dense
-weights. The plainest member (all rows cached, no pipeline, lru, rows in memory) is compared with the dense reference of
-one process, which ties the numbers of ranks together.
+weights. The plainest member (all rows cached, no pipeline, lru, rows in memory, alltoall) is compared with the dense
+reference of one process, which ties the numbers of ranks together.
 
 By default a covering array runs: every pair of levels of any two factors appears in some run; at 4 ranks every level
 appears. HVD_CTR_FULL_MATRIX=1 runs the full product.
@@ -52,12 +52,17 @@ class Setting(NamedTuple):
     depth: int
     policy: str
     tier: str
+    exchange: str
 
 
 _LEVELS = Setting(
-    ("minimum", "1.2 x", "all"), (0, 1, 2, 4), ("lru", "lfu", "clock", "freq", "lookahead"), ("ram", "disk")
+    ("minimum", "1.2 x", "all"),
+    (0, 1, 2, 4),
+    ("lru", "lfu", "clock", "freq", "lookahead"),
+    ("ram", "disk"),
+    ("alltoall", "allgather", "allreduce"),
 )
-_PLAINEST = Setting("all", 0, "lru", "ram")
+_PLAINEST = Setting("all", 0, "lru", "ram", "alltoall")
 
 
 def _settings(ranks: int) -> list[Setting]:
@@ -123,6 +128,7 @@ def _model(slots: int, setting: Setting) -> tuple[hvd_ctr.HybridModel, hvd_ctr.M
         seed=_SEED,
         name=unique_name("exact"),
         host=host,
+        exchange=setting.exchange,
     )
     ids, numbers = keras.Input((len(_TABLES),), dtype="int64", name="ids"), keras.Input((_X,), name="numbers")
     model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits_model(layer(ids), numbers))
