@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_ctr import comm as comms
-from hvd_ctr.cli import assemble
+from hvd_ctr.cli import assemble, statistics_report
 from hvd_ctr.config import ConfigError, TrainConfig, save_config
 from hvd_ctr.data import Reader
 from hvd_ctr.data.synthetic import read_report
@@ -83,17 +83,20 @@ def train(config: TrainConfig) -> int:
     train_reader = assemble.reader(config, "train")
     eval_reader = assemble.reader(config, "eval") if config.data.eval else None
     result = trainer.train(train_reader, eval_reader)
-    hits, unique, invalid = trainer.cache_totals()
+    built.embedding.sharded.flush()
+    statistics = built.model.statistics(all_ranks=True)
+    total = statistics["total"]
     counts = {"train": _summed_counts(comm, train_reader)}
     if eval_reader is not None:
         counts["eval"] = _summed_counts(comm, eval_reader)
-    rows = sum(comm.allgather_object(_rows(built)))
     report = {
         **dataclasses.asdict(result),
         "ranks": comm.size,
-        "hit_rate": hits / unique if unique else 0.0,
-        "rows": rows,
-        "invalid_ids": invalid,
+        "hit_rate": total["hit_rate"],
+        "rows": total["host_rows"],
+        "invalid_ids": total["invalid_ids"],
+        "statistics": statistics,
+        "statistics_of_ranks": comm.allgather_object(built.model.statistics()),
         "counts": counts,
         "peak_memory_bytes": comm.allgather_object(_peak_memory_bytes()),
         "teacher": teacher_of(config),
@@ -102,11 +105,6 @@ def train(config: TrainConfig) -> int:
         (run_dir / "report.json").write_text(json.dumps(report, indent=1))
         print("\n".join(_report_lines(result, report, run_dir)), flush=True)
     return 0
-
-
-def _rows(built: assemble.Assembled) -> int:
-    built.embedding.sharded.flush()
-    return sum(row["host_rows"] for row in built.embedding.cache_stats()["tables"].values())
 
 
 def _report_lines(result: TrainResult, report: dict[str, Any], run_dir: Path) -> list[str]:
@@ -119,6 +117,7 @@ def _report_lines(result: TrainResult, report: dict[str, Any], run_dir: Path) ->
     lines += [
         f"speed: {result.samples_per_second:,.0f} samples/s",
         f"cache hit rate: {100 * report['hit_rate']:.2f} %",
+        *statistics_report.lines(report["statistics"]),
         f"embedding rows: {report['rows']:,}; invalid ids skipped: {report['invalid_ids']:,}",
         *[_count_line(f"{split} data", counts) for split, counts in report["counts"].items()],
         f"peak memory per rank: {', '.join(f'{b / 2**20:,.0f} MiB' for b in report['peak_memory_bytes'])}",

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from hvd_ctr.comm import Comm
 from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig
-from hvd_ctr.embedding import id_counts
+from hvd_ctr.embedding import counters, id_counts
+from hvd_ctr.embedding.counters import Stats
 from hvd_ctr.embedding.dist import row_exchange
 from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
 from hvd_ctr.ops import id_ops, mix_cache_ops
@@ -278,22 +279,18 @@ class ShardedEmbedding:
             raise ValueError(f"no table {table!r}; there are {', '.join(sorted(self._tables))}")
         return self._tables[table]
 
-    def cache_stats(self) -> dict[str, Any]:
-        """Counters of this rank: {"tables": {name: {counter: int}}, "total": {counter: int, "hit_rate": float}}.
+    def cache_stats(self, *, all_ranks: bool = False) -> Stats:
+        """Counters of this rank, or over all ranks (collective, the same on each): {"tables": {name: {counter: int}},
+        "total": {counter: int, "hit_rate": float}, "exchange": {kind: {counter: int}}}.
 
-        Counters are those of MixCacheStats in tf_ops/core/mix_cache.h (rows unless named otherwise).
+        hvd_ctr/embedding/counters.py says what they mean; those of "exchange", which are of the process and not of this
+        embedding alone, hvd_ctr/traffic.py.
         """
-        tables: dict[str, dict[str, int]] = {}
-        total: dict[str, float] = {}
-        for group in self.groups:
-            per_table, totals = mix_cache_ops.stats(group.cache, [table.name for table in group.layout.tables])
-            tables.update(per_table)
-            for counter, value in [*totals.items(), *(item for row in per_table.values() for item in row.items())]:
-                total[counter] = (
-                    max(total.get(counter, 0), value) if counter == "steps" else total.get(counter, 0) + value
-                )
-        total["hit_rate"] = total["hits"] / total["unique"] if total.get("unique") else 0.0
-        return {"tables": tables, "total": total}
+        stats = counters.of_groups(
+            mix_cache_ops.stats(group.cache, [table.name for table in group.layout.tables]) for group in self.groups
+        )
+        stats["exchange"] = self._comm.traffic()
+        return counters.over_ranks(self._comm.allgather_object(stats)) if all_ranks else stats
 
     def warn_of_invalid_ids(self) -> dict[str, int]:
         """Logs each table's invalid ids since the last call on rank 0 (FC 36); returns the counts over all ranks and

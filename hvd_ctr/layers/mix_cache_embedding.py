@@ -286,9 +286,9 @@ class MixCacheEmbedding(keras.layers.Layer):
                 "use hvd_ctr.training.checkpoint.save and load, on all ranks"
             )
 
-    def cache_stats(self) -> dict[str, Any]:
+    def cache_stats(self, *, all_ranks: bool = False) -> dict[str, Any]:
         """See ShardedEmbedding.cache_stats."""
-        return self.sharded.cache_stats()
+        return self.sharded.cache_stats(all_ranks=all_ranks)
 
     def get_rows(self, table: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
         """See ShardedEmbedding.get_rows."""

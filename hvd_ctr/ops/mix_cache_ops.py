@@ -45,6 +45,7 @@ TABLE_COUNTERS = (
     "invalid_ids",
     "host_rows",
     "cached_rows",
+    "loads",
 )
 #: Fields of MixCacheStats after `tables`, in order.
 TOTAL_COUNTERS = (
@@ -57,6 +58,7 @@ TOTAL_COUNTERS = (
     "disk_bytes",
     "disk_rows_read",
     "disk_rows_written",
+    "record_bytes",
 )
 
 # Gradients stop at the rows: what follows `check_rows` is watched, nothing before it.

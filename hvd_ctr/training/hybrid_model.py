@@ -23,9 +23,10 @@ from keras.src.models.functional import Functional
 from hvd_ctr import comm as comms
 from hvd_ctr.embedding.sharded_embedding import Staged
 from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
-from hvd_ctr.training import agreed_data, metrics
+from hvd_ctr.training import agreed_data, metrics, statistics
 from hvd_ctr.training.pipeline import MAX_DEPTH
 from hvd_ctr.training.pipelined_data import PipelinedBatch, PipelinedData
+from hvd_ctr.training.statistics import StageWaits
 from hvd_ctr.training.train_step import (
     StepResult,
     batch_facts,
@@ -113,6 +114,7 @@ class HybridModel(keras.Model):
     Attributes:
         embedding_learning_rate_scale: float32 tf.Variable, 1.0; multiplies every table's learning rate (schedules,
             warm-up).
+        stage_waits: how long the stages of this model's pipelines waited.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -126,11 +128,18 @@ class HybridModel(keras.Model):
             1.0, trainable=False, dtype=tf.float32, name="embedding_learning_rate_scale"
         )
         self._synchronised = False
+        self.stage_waits = StageWaits()
 
     @property
     def embeddings(self) -> list[MixCacheEmbedding]:
         """The model's MixCacheEmbedding layers, nested ones too."""
         return embedding_layers(self)
+
+    def statistics(self, *, all_ranks: bool = False) -> dict[str, Any]:
+        """Counters of all embeddings, traffic between the ranks and waiting times since the start: of this rank, or
+        over all ranks (collective). hvd_ctr/training/statistics.py describes them.
+        """
+        return statistics.collect(self, self.stage_waits, all_ranks=all_ranks)
 
     def compile(
         self, optimizer: Any = "rmsprop", loss: Any = None, *args: Any, jit_compile: Any = "auto", **kwargs: Any
@@ -355,13 +364,19 @@ class HybridModel(keras.Model):
 
 
 class _RankCare(keras.callbacks.Callback):
-    """Makes all ranks start from rank 0's dense weights (FC 12), and tells of skipped ids after each epoch (FC 36)."""
+    """Makes all ranks start from rank 0's dense weights (FC 12); after each epoch tells of skipped ids (FC 36) and adds
+    the epoch's statistics to the logs, the same on all ranks.
+    """
 
     def on_train_begin(self, logs: Any = None) -> None:
         del logs
         self.model._synchronise_once()
+        self._before = self.model.statistics(all_ranks=True)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        del epoch, logs
+        del epoch
         for embedding in self.model.embeddings:
             embedding.sharded.warn_of_invalid_ids()
+        before, self._before = self._before, self.model.statistics(all_ranks=True)
+        if logs is not None:
+            logs.update(statistics.epoch_logs(before, self._before))

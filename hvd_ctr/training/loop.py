@@ -27,6 +27,7 @@ from hvd_ctr.training.checkpoint import Progress
 from hvd_ctr.training.hybrid_model import HybridModel
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 from hvd_ctr.training.progress import ProgressReport
+from hvd_ctr.training.statistics import per_step
 
 Tensor = Any
 _WARM_UP_STEPS = 3  # traced and first-touch steps, left out of samples/s
@@ -127,6 +128,7 @@ class Trainer:
 
         batches = reader.epoch(epoch)
         with Pipeline(self._comm, self._model.embeddings, batches, inputs_of, self._empty, depth) as pipeline:
+            self._model.stage_waits.follow(pipeline)
             yield pipeline
 
     # ---- loops ----
@@ -139,10 +141,10 @@ class Trainer:
         self._model.synchronise()
         start = time.perf_counter()
         with ProgressReport("train", self._comm.rank, self.run_dir / "tensorboard") as report:
-            run = _Run(report)
+            run = _Run(report, statistics=self._model.statistics(all_ranks=True))
             for epoch in range(self.progress.epoch, loop.epochs):
                 self._train_epoch(reader, eval_reader, epoch, run)
-                run.train_values = self._train_values(run.clock)
+                run.train_values = self._train_values(run)
                 report.values(self.progress.step, run.train_values, self._position(epoch), True)
                 self._evaluate_between(eval_reader, run)
                 if self.progress.step == loop.max_steps:
@@ -165,7 +167,7 @@ class Trainer:
                 step = self.progress.step
                 run.report.position(self._position(epoch), self._fraction(reader, epoch))
                 if step % loop.log_every_steps == 0:
-                    run.train_values = self._train_values(run.clock)
+                    run.train_values = self._train_values(run)
                     run.report.values(step, run.train_values, self._position(epoch))
                 if loop.eval_every_steps and step % loop.eval_every_steps == 0:
                     self._evaluate_between(eval_reader, run)
@@ -183,25 +185,23 @@ class Trainer:
         by_data = (epoch + reader.fraction_read()) / loop.epochs
         return max(by_data, self.progress.step / loop.max_steps) if loop.max_steps else by_data
 
-    def _train_values(self, clock: _Throughput) -> dict[str, float]:
+    def _train_values(self, run: _Run) -> dict[str, float]:
         values = metrics.reduce_metrics(self._train_metrics, self._comm)
-        hits, unique, _ = self.cache_totals()
+        before, run.statistics = run.statistics, self._model.statistics(all_ranks=True)
+        run.report.scalars(self.progress.step, per_step(before, run.statistics))
         for embedding in self._model.embeddings:
             embedding.sharded.warn_of_invalid_ids()
         return {
             "loss": values["log_loss"],
             "auc": values["auc"],
-            "samples_per_second": clock.samples_per_second(),
-            "hit_rate": hits / unique if unique else 0.0,
+            "samples_per_second": run.clock.samples_per_second(),
+            "hit_rate": run.statistics["total"]["hit_rate"],
         }
 
     def cache_totals(self) -> tuple[int, int, int]:
         """(hits, unique keys, invalid ids) over all ranks since the start."""
-        totals = [embedding.cache_stats()["total"] for embedding in self._model.embeddings]
-        mine = [int(sum(total[name] for total in totals)) for name in ("hits", "unique", "invalid_ids")]
-        everyone = self._comm.allgather_object(mine)
-        # invalid_ids is counted from the key headers and so over all ranks already.
-        return sum(values[0] for values in everyone), sum(values[1] for values in everyone), mine[2]
+        total = self._model.statistics(all_ranks=True)["total"]
+        return total["hits"], total["unique"], total["invalid_ids"]
 
     def _evaluate_between(self, reader: Reader | None, run: _Run) -> None:
         """Evaluates at this step unless that is done already; its time does not count as training."""
@@ -300,6 +300,7 @@ class _Run:
     """What a run of `train` gathers."""
 
     report: ProgressReport
+    statistics: dict[str, Any]  # over all ranks, at the last log line
     clock: _Throughput = dataclasses.field(default_factory=_Throughput)
     samples: int = 0
     train_values: dict[str, float] = dataclasses.field(default_factory=dict)

@@ -91,6 +91,7 @@ class PipelinedData:
             lambda: zero_rows(spec),
             self._depth,
         )
+        self._model.stage_waits.follow(self._running)
         for batch, staged in self._running:
             yield PipelinedBatch(batch, tuple(staged))
         self._running = None

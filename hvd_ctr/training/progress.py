@@ -85,16 +85,20 @@ class ProgressReport:
                 self._task, position=text, completed=fraction or 0.0, total=None if fraction is None else 1.0
             )
 
+    def scalars(self, step: int, scalars: dict[str, float]) -> None:
+        """Figures at a global step for TensorBoard only, under their full names."""
+        if self._writer is not None:
+            with self._writer.as_default(step=step):
+                for name, value in scalars.items():
+                    tf.summary.scalar(name, value)
+
     def values(self, step: int, values: dict[str, float], text: str, always: bool = False) -> None:
         """New figures at a global step: bar, TensorBoard, and without a terminal a log line at most every 10 s (or
         `always`).
         """
         if not self._active:
             return
-        if self._writer is not None:
-            with self._writer.as_default(step=step):
-                for name, value in values.items():
-                    tf.summary.scalar(f"{self._what}/{name}", value)
+        self.scalars(step, {f"{self._what}/{name}": value for name, value in values.items()})
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, values=format_values(values))
         due = time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES

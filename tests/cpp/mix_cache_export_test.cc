@@ -71,7 +71,9 @@ TEST(MixCacheExportTest, ImportOverwritesCachedRowsAndRefusesPinnedOnesNamingThe
   EXPECT_TRUE(Mentions(refused, "ticket " + std::to_string(ticket) + " uses the row")) << refused.message();
   EXPECT_EQ(ReadRows(cache.get(), Range(0, 6)), before) << "a refused import changes nothing";
   ASSERT_OK(cache->Release(ticket));
+  const int64_t loads = Totals(*cache).loads;
   ASSERT_OK(cache->Import(0, ids, rows.data(), nullptr, &foreign, &runner));
+  EXPECT_EQ(Totals(*cache).loads - loads, 2) << "rows 1 and 2 are cached, row 5 is not";
   const int64_t written = Totals(*cache).write_backs;
   const auto exported = ExportAll(cache.get(), 0);
   EXPECT_EQ(Totals(*cache).write_backs - written, 1) << "row 0 is dirty; rows 1 and 2 are the same on the host by now";

@@ -217,6 +217,7 @@ inline MixCacheTableStats Totals(const MixCache& cache) {
     sum.invalid_ids += table.invalid_ids;
     sum.host_rows += table.host_rows;
     sum.cached_rows += table.cached_rows;
+    sum.loads += table.loads;
   }
   return sum;
 }

@@ -171,6 +171,7 @@ TEST_F(HintsTest, WarmStartLoadsTheMostFrequentAndCreatesNothing) {
   EXPECT_EQ(WarmStart(), 4);
   EXPECT_EQ(Stats().cached_rows, 3);
   EXPECT_EQ(Stats(1).cached_rows, 1);
+  EXPECT_EQ(Stats().loads, 3);
   EXPECT_EQ(ReadRows(cache_.get(), Range(1, 5)), ReferenceRows(options_).Read(Range(1, 5)));
   // Nothing was updated: there is no row, neither after a flush nor after an eviction.
   EXPECT_TRUE(ExportAll(cache_.get(), 0, 10).empty());

@@ -379,6 +379,8 @@ TEST(MixCacheTest, CountsPerTableAndMemory) {
   EXPECT_EQ(stats.tables[1].requested, 2);
   EXPECT_EQ(stats.tables[1].unique, 2);
   EXPECT_EQ(stats.tables[1].cached_rows, 1);
+  EXPECT_EQ(stats.tables[0].loads, 2);
+  EXPECT_EQ(stats.record_bytes, 2 * static_cast<int64_t>(sizeof(float)));
   EXPECT_GE(stats.device_bytes, 8 * 2 * static_cast<int64_t>(sizeof(float)));
   EXPECT_GT(stats.host_bytes, 0);
 }

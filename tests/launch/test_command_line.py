@@ -100,6 +100,42 @@ def test_any_number_of_ranks_trains_alike(runs: dict[int, Path]) -> None:
     assert all(r["counts"]["train"]["rows"] == 12_800 for r in reports)
 
 
+def test_the_report_tells_what_the_cache_and_the_exchanges_did(folder: Path) -> None:
+    result = _command(
+        folder,
+        2,
+        "train",
+        "--set",
+        "name=reported",
+        "--set",
+        "train.max_steps=20",
+        "--set",
+        "embedding.exchange=allgather",
+    )
+    assert result.exit_code == 0, result.report()
+    for text in (
+        "write-backs",
+        "moved: device-host ",
+        "per step, all ranks together: keys ",
+        "GPU-Worker ",
+        " rows on one",
+    ):
+        assert text in result.outputs[0], result.report()
+    run = folder / "runs" / "reported"
+    report = json.loads((run / "report.json").read_text())
+    total, ranks = report["statistics"]["total"], report["statistics_of_ranks"]
+    assert total["steps"] == 20 and total["unique"] == total["hits"] + total["misses"]
+    assert total["host_rows"] == report["rows"] == sum(rank["total"]["host_rows"] for rank in ranks)
+    assert total["device_host_bytes"] == sum(
+        row["device_host_bytes"] for row in report["statistics"]["tables"].values()
+    )
+    assert report["statistics"]["exchange"]["gradients"]["calls"] == 2 * 2 * 20  # sizes and rows, of both ranks
+    assert report["statistics"]["waited_seconds"]["GPU-Worker"] > 0
+    (events,) = (run / "tensorboard").iterdir()
+    for tag in ("train/loss", "cache/hit_rate", "bytes_per_step/gradients", "wait_seconds_per_step/Host-Manager"):
+        assert tag.encode() in events.read_bytes(), tag
+
+
 def test_a_small_lfu_cache_gives_the_same_bits(folder: Path, runs: dict[int, Path]) -> None:
     small = _train(folder, 2, "small_cache", "embedding.cache.slots=1200", "embedding.cache.policy=lfu")
     report = json.loads((small / "report.json").read_text())

@@ -48,7 +48,7 @@ def test_every_bit_arrives_in_the_order_of_the_ranks(comm: Comm, mode: str, dtyp
         return received
 
     graph = tf.function(run, reduce_retracing=True)
-    for seed in range(4):
+    for seed in range(3):
         plan = _plan(comm, seed)
         sent = np.concatenate([_part(comm.rank, peer, plan[comm.rank, peer], dtype) for peer in range(comm.size)])
         expected = np.concatenate([_part(peer, comm.rank, plan[peer, comm.rank], dtype) for peer in range(comm.size)])
@@ -138,7 +138,8 @@ def _train(comm: Comm, mode: str, depth: int) -> list[bytes]:
     total = layer.cache_stats()["total"]
     assert total["pinned_slots"] == 0 and total["steps"] == _STEPS
     bits = [np.asarray(weight).tobytes() for weight in [*model.weights, *model.optimizer.variables]]
-    bits.append(model.predict(_batches(comm)[comm.rank % 2][0], verbose=0).tobytes())
+    unseen = {**_batches(comm)[comm.rank % 2][0], "f0": np.full((_GB // comm.size, 1), 600 + comm.rank)}
+    bits.append(np.asarray(model(unseen, training=False)).tobytes())
     for table in ("t0", "t1", "t2"):
         rows = exported(layer.sharded, comm, table)
         bits += [row.tobytes() + state.tobytes() for _, (row, state) in sorted(rows.items())]
@@ -148,8 +149,8 @@ def _train(comm: Comm, mode: str, depth: int) -> list[bytes]:
 def test_the_mode_does_not_change_one_bit(comm: Comm) -> None:
     expected = _train(comm, "alltoall", 0)
     assert len(expected) > 100
-    for mode, depth in (("allgather", 2), ("allreduce", 0), ("allreduce", 2)):
-        assert _train(comm, mode, depth) == expected, (mode, depth)
+    for mode in _MODES[1:]:
+        assert _train(comm, mode, 2) == expected, mode
 
 
 @pytest.mark.parametrize("mode", _MODES)

@@ -91,6 +91,8 @@ def test_disk_tier_equals_ram_tier_bit_for_bit(comm: Comm, folder: Path, direct_
     # The file was really used. Each rank owns a W-th of the rows, and has the whole budget for them.
     assert total["disk_rows_read"] > 50 // comm.size and total["disk_rows_written"] > 2000 // comm.size
     assert total["disk_bytes"] > _RAM_BYTES // comm.size
+    record_bytes = 2 * _DIM * 4  # Adagrad, the larger state of the two tables.
+    assert total["host_disk_bytes"] == (total["disk_rows_read"] + total["disk_rows_written"]) * record_bytes
     assert ram_layer.cache_stats()["total"]["disk_bytes"] == 0
     ids = np.concatenate([np.arange(100), 2**40 + np.arange(0, _IDS, 7)])
     for table in _TABLES:

@@ -169,6 +169,7 @@ MixCacheStats MixCacheImpl::Stats() const {
   stats.disk_bytes = disk.bytes;
   stats.disk_rows_read = disk.rows_read;
   stats.disk_rows_written = disk.rows_written;
+  stats.record_bytes = record_floats_ * static_cast<int64_t>(sizeof(float));
   stats.pinned_slots = pinned_slots_;
   stats.device_bytes = backend_->allocated_bytes();
   stats.host_bytes = store_bytes + directory_.allocated_bytes() + policy_->allocated_bytes() + scratch_bytes_ + sums_bytes_ +

@@ -43,6 +43,7 @@ struct MixCacheTableStats {
   int64_t invalid_ids = 0;  ///< Over all ranks (from the key headers), so equal on every rank.
   int64_t host_rows = 0;    ///< Rows in the host store now.
   int64_t cached_rows = 0;  ///< Rows on the device now.
+  int64_t loads = 0;        ///< Rows moved into device slots: misses, warm start, imports over a cached row.
 };
 
 struct MixCacheStats {
@@ -56,6 +57,7 @@ struct MixCacheStats {
   int64_t disk_bytes = 0;         ///< Size of the file of rows; 0 without a disk tier, as are the next two.
   int64_t disk_rows_read = 0;     ///< Records read from it, those moved inside it too.
   int64_t disk_rows_written = 0;  ///< Records written to it, those moved inside it too.
+  int64_t record_bytes = 0;       ///< Of one row with its state, on its way between the tiers.
 };
 
 /// A chunk of exported rows: ids (n), rows (n, D), state (n, state_floats of this table).

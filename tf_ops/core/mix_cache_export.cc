@@ -258,7 +258,9 @@ Status MixCacheImpl::ImportChunk(int32_t table, int64_t begin, int64_t end, cons
   HVD_CTR_RETURN_IF_ERROR(backend_->StoreRecords(slots, records, runner));
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Slot slot : slots) {
-    if (slot != kNoSlot) dirty_[static_cast<size_t>(slot)] = 0;
+    if (slot == kNoSlot) continue;
+    dirty_[static_cast<size_t>(slot)] = 0;
+    ++stats_.tables[t].loads;
   }
   return Status::Ok();
 }

@@ -109,6 +109,7 @@ Status MixCacheImpl::WarmChunk(Span<const Key> keys, TaskRunner* runner) {
     policy_->Load(slot, keys[i], hash);
     // Not dirty, even if it does not exist yet: it exists from its first update on.
     ++stats_.tables[static_cast<size_t>(keys[i].table)].cached_rows;
+    ++stats_.tables[static_cast<size_t>(keys[i].table)].loads;
   }
   policy_->Use(move_slots_);
   return Status::Ok();

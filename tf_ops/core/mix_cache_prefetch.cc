@@ -173,6 +173,7 @@ void MixCacheImpl::CountBatch(const ReceivedKeys& received) {
     MixCacheTableStats& table = stats_.tables[static_cast<size_t>(merged_.keys[k].table)];
     --table.hits;
     ++table.misses;
+    ++table.loads;
     ++table.cached_rows;
     table.created += found_[m] == 0;
     // A new row is not dirty: it exists from its first update on. Until then any load gives its initial value again, so a batch

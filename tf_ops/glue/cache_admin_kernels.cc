@@ -267,13 +267,13 @@ class StatsOp final : public OpKernel {
     for (size_t i = 0; i < stats.tables.size(); ++i) {
       const MixCacheTableStats& t = stats.tables[i];
       for (const int64_t value : {t.requested, t.unique, t.hits, t.misses, t.created, t.evictions, t.write_backs,
-                                  t.invalid_ids + skipped[i], t.host_rows, t.cached_rows}) {
+                                  t.invalid_ids + skipped[i], t.host_rows, t.cached_rows, t.loads}) {
         *out++ = value;
       }
     }
-    const std::vector<int64_t> totals = {stats.steps,       stats.foreign_keys,   stats.pinned_slots,
-                                         stats.pinned_peak, stats.device_bytes,   stats.host_bytes,
-                                         stats.disk_bytes,  stats.disk_rows_read, stats.disk_rows_written};
+    const std::vector<int64_t> totals = {
+        stats.steps,      stats.foreign_keys, stats.pinned_slots,   stats.pinned_peak,       stats.device_bytes,
+        stats.host_bytes, stats.disk_bytes,   stats.disk_rows_read, stats.disk_rows_written, stats.record_bytes};
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 1, totals));
   }
 };

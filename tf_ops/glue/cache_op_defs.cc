@@ -387,9 +387,9 @@ REGISTER_OP("HvdCtrStats")
     .Doc(R"doc(
 Counters since creation.
 
-tables: (T, 10): requested, unique, hits, misses, created, evictions, write_backs, invalid_ids, host_rows, cached_rows.
-totals: (9): steps, foreign_keys, pinned_slots, pinned_peak, device_bytes, host_bytes, disk_bytes, disk_rows_read,
-disk_rows_written.
+tables: (T, 11): requested, unique, hits, misses, created, evictions, write_backs, invalid_ids, host_rows, cached_rows, loads.
+totals: (10): steps, foreign_keys, pinned_slots, pinned_peak, device_bytes, host_bytes, disk_bytes, disk_rows_read,
+disk_rows_written, record_bytes.
 )doc");
 
 }  // namespace

@@ -9,8 +9,8 @@
 namespace hvd_ctr {
 
 constexpr int64_t kTableStats = sizeof(MixCacheTableStats) / sizeof(int64_t);
-constexpr int64_t kTotalStats = 9;
-static_assert(kTableStats == 10, "HvdCtrStats, its documentation and hvd_ctr/ops/mix_cache_ops.py list ten fields");
+constexpr int64_t kTotalStats = 10;
+static_assert(kTableStats == 11, "HvdCtrStats, its documentation and hvd_ctr/ops/mix_cache_ops.py list eleven fields");
 
 }  // namespace hvd_ctr
 
