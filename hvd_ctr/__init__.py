@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from hvd_ctr.embedding import ShardedEmbedding
     from hvd_ctr.layers import MixCacheEmbedding
+    from hvd_ctr.training.callbacks import CheckpointCallback, load_checkpoint
     from hvd_ctr.training.hybrid_model import HybridModel
     from hvd_ctr.training.metrics import DistributedAUC
     from hvd_ctr.training.train_step import hybrid_train_step
@@ -55,6 +56,8 @@ _HOMES = {
     "load_config": "hvd_ctr.config",
     "ShardedEmbedding": "hvd_ctr.embedding",
     "MixCacheEmbedding": "hvd_ctr.layers",
+    "CheckpointCallback": "hvd_ctr.training.callbacks",
+    "load_checkpoint": "hvd_ctr.training.callbacks",
     "HybridModel": "hvd_ctr.training.hybrid_model",
     "hybrid_train_step": "hvd_ctr.training.train_step",
     "DistributedAUC": "hvd_ctr.training.metrics",
@@ -62,6 +65,7 @@ _HOMES = {
 
 __all__ = [
     "CacheConfig",
+    "CheckpointCallback",
     "DistributedAUC",
     "FeatureConfig",
     "HostConfig",
@@ -74,6 +78,7 @@ __all__ = [
     "__version__",
     "hybrid_train_step",
     "init",
+    "load_checkpoint",
     "load_config",
 ]
 

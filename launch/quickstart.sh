@@ -30,7 +30,7 @@ announce() {
 }
 
 announce "data with a hidden teacher, whose own AUC is the best reachable" hvd-ctr synth "$config" "$@"
-announce "training on $ranks ranks" ./launch/mpirun.sh -np "$ranks" hvd-ctr train "$config" "$@"
+announce "training on $ranks ranks" ./launch/mpirun.sh -np "$ranks" hvd-ctr train "$config" --overwrite "$@"
 announce "evaluation" ./launch/mpirun.sh -np "$ranks" hvd-ctr evaluate "$config" "$@"
 
 echo

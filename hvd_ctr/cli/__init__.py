@@ -72,6 +72,19 @@ def _parser() -> argparse.ArgumentParser:
                 help="distinct ids of all tables up to which counts are exact, at about 40 bytes of memory each; with "
                 "more, the most frequent N/4 ids are kept, with counts that are a little low (default: 16,777,216)",
             )
+        if name == "train":
+            old = command.add_mutually_exclusive_group()
+            old.add_argument(
+                "--resume",
+                action="store_true",
+                help="go on from the newest checkpoint of the run folder that can be read, at the very next sample; "
+                "without one, start from the beginning",
+            )
+            old.add_argument(
+                "--overwrite",
+                action="store_true",
+                help="start from the beginning and remove the checkpoints that the run folder holds",
+            )
         if name == "predict":
             command.add_argument("--output", required=True, metavar="FILE", help="file to write, one score per line")
     return parser
@@ -100,7 +113,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from hvd_ctr.cli import commands
 
     if arguments.command == "train":
-        return commands.train(config)
+        from hvd_ctr.cli.resume import Start
+
+        start = Start.RESUME if arguments.resume else Start.OVERWRITE if arguments.overwrite else Start.NEW
+        return commands.train(config, start)
     if arguments.command == "evaluate":
         return commands.evaluate(config, arguments.checkpoint)
     return commands.predict(config, arguments.checkpoint, arguments.output)

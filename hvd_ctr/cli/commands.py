@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from hvd_ctr import comm as comms
-from hvd_ctr.cli import assemble, statistics_report
+from hvd_ctr.cli import assemble, resume, statistics_report
 from hvd_ctr.config import ConfigError, TrainConfig, save_config
 from hvd_ctr.data import Reader
 from hvd_ctr.data.synthetic import read_report
 from hvd_ctr.training import checkpoint
-from hvd_ctr.training.loop import Trainer, TrainResult
+from hvd_ctr.training.loop import Trainer, TrainResult, checkpoints_of
+
+logger = logging.getLogger(__name__)
 
 
 def teacher_of(config: TrainConfig) -> dict[str, Any] | None:
@@ -69,19 +72,31 @@ def _output_problem(path: Path) -> str:
     return "" if os.access(path.parent, os.W_OK) else f"the folder {path.parent} cannot be written to"
 
 
-def train(config: TrainConfig) -> int:
-    """Trains, evaluates, saves, and prints the final report."""
+def train(config: TrainConfig, start: resume.Start = resume.Start.NEW) -> int:
+    """Trains, evaluates, saves, and prints the final report.
+
+    Raises:
+        ConfigError: the run folder holds checkpoints and `start` is NEW; or they contradict the configuration.
+        CheckpointError: none of the checkpoints can be read, or one cannot be written.
+    """
     if not config.data.train:
         raise ConfigError("data.train names no files")
     comm = comms.init(intra_op_threads=config.train.intra_op_threads)
     run_dir = config.resolved_run_dir()
+    train_reader = assemble.reader(config, "train")
+    eval_reader = assemble.reader(config, "eval") if config.data.eval else None
+    facts = resume.run_facts(config, train_reader.paths)
+    point = resume.find(config, start, facts)
     if comm.rank == 0:
         run_dir.mkdir(parents=True, exist_ok=True)
         save_config(config, run_dir / "config.yaml")
     built = assemble.build(config)
-    trainer = Trainer(built.model, config)
-    train_reader = assemble.reader(config, "train")
-    eval_reader = assemble.reader(config, "eval") if config.data.eval else None
+    progress = resume.load(config, point, built)
+    if start is resume.Start.OVERWRITE:
+        resume.remove_older(config)
+    trainer = Trainer(built.model, config, progress, None if point is None else point.directory, facts)
+    if point is not None and trainer.complete() and comm.rank == 0:
+        logger.info("all is trained already; raise train.epochs or train.max_steps to train on")
     result = trainer.train(train_reader, eval_reader)
     built.embedding.sharded.flush()
     statistics = built.model.statistics(all_ranks=True)
@@ -91,6 +106,7 @@ def train(config: TrainConfig) -> int:
         counts["eval"] = _summed_counts(comm, eval_reader)
     report = {
         **dataclasses.asdict(result),
+        "first_step": progress.step,
         "ranks": comm.size,
         "hit_rate": total["hit_rate"],
         "rows": total["host_rows"],
@@ -108,10 +124,11 @@ def train(config: TrainConfig) -> int:
 
 
 def _report_lines(result: TrainResult, report: dict[str, Any], run_dir: Path) -> list[str]:
+    first = report["first_step"]
     lines = [
         "",
-        f"trained {result.steps:,} steps, {result.samples:,} samples on {report['ranks']} rank(s) in "
-        f"{result.seconds:.1f} s",
+        f"trained {result.steps - first:,} steps, {result.samples:,} samples on {report['ranks']} rank(s) in "
+        f"{result.seconds:.1f} s" + (f"; {result.steps:,} steps with those before" if first else ""),
     ]
     lines += _metric_lines("evaluation", result.eval_metrics, report["teacher"]) if result.eval_metrics else []
     lines += [
@@ -128,12 +145,11 @@ def _report_lines(result: TrainResult, report: dict[str, Any], run_dir: Path) ->
 
 def _restore(config: TrainConfig, directory: str | None, built: assemble.Assembled) -> Path:
     comm = comms.current()
-    found = directory or checkpoint.latest(config.resolved_run_dir() / "checkpoints")
+    found = directory or checkpoint.latest(checkpoints_of(config))
     found = comm.broadcast_object(None if found is None else str(found))
     if found is None:
         raise checkpoint.CheckpointError(
-            f"no checkpoint under {config.resolved_run_dir() / 'checkpoints'}; train first, or name "
-            "one with --checkpoint"
+            f"no checkpoint under {checkpoints_of(config)}; train first, or name one with --checkpoint"
         )
     checkpoint.load(found, built.model, [built.embedding.sharded], optimizer=False)
     return Path(found)

@@ -420,7 +420,20 @@ class CheckpointConfig(_Frozen):
 
     at_end: bool = Field(default=True, description="Save after the last step.")
     every_steps: int | None = Field(
-        default=None, ge=1, description="Steps between two checkpoints; null: none but the last."
+        default=None, ge=1, description="Steps between two checkpoints; null: none for this reason."
+    )
+    every_minutes: float | None = Field(
+        default=None,
+        gt=0,
+        description=(
+            "Minutes of wall clock between two checkpoints, counted from the start and from each checkpoint, by rank "
+            "0's clock; null: none for this reason."
+        ),
+    )
+    keep: int | None = Field(
+        default=None,
+        ge=1,
+        description="Checkpoints kept, the newest; an older one is deleted once a newer one is complete. null: all.",
     )
 
 

@@ -99,13 +99,16 @@ class Reader(ABC):
         Starts the counts anew. Raises ValueError for files that cannot be read or hold no line, for a bad line under
         data.bad_lines: error, and at the end of an epoch without one good line on any rank, on every rank.
         """
+        return (batch for batch in self.steps(epoch, first_step) if batch is not None)
+
+    def steps(self, epoch: int, first_step: int = 0) -> Iterator[Batch | None]:
+        """As `epoch`, with a None for each skipped batch: a sign of life, since to skip most of an epoch takes long."""
         self._faults.reset()
         self._rows_read = self._rows_dealt = 0
         d = self._dealing
         for step, pieces in enumerate(deal(self._stream(epoch), d.global_batch, d.rank, d.size)):
             self._rows_dealt = min(self._rows_dealt + d.global_batch, self._rows_read)
-            if step >= first_step:
-                yield self._parse(pieces)
+            yield self._parse(pieces) if step >= first_step else None
         if first_step == 0 and self._faults.counts["rows"] == 0:
             self._require_a_good_row(epoch)
 

@@ -327,8 +327,9 @@ class ShardedEmbedding:
         Raises:
             RuntimeError: this rank holds rows; names the table.
         """
+        self.flush()  # a row exists from its first update on; what a warm start has cached is none yet
         for name, row in self.cache_stats()["tables"].items():
-            if row["host_rows"] or row["cached_rows"]:
+            if row["host_rows"]:
                 raise RuntimeError(
                     f"table {name!r} holds rows already, which would stay beside the loaded ones; load into a new model"
                 )
@@ -374,5 +375,10 @@ class ShardedEmbedding:
 
     def set_step(self, step: int) -> None:
         """Sets every group's optimizer step (restore; FC 22)."""
+        self.set_steps({group.name: step for group in self.groups})
+
+    def set_steps(self, steps: Mapping[str, int]) -> None:
+        """Sets the optimizer step of each group named (restore): the reverse of `steps`."""
         for group in self.groups:
-            mix_cache_ops.set_step(group.cache, step)
+            if group.name in steps:
+                mix_cache_ops.set_step(group.cache, steps[group.name])

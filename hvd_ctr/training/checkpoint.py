@@ -1,41 +1,60 @@
-"""Checkpoints: a directory that any number of ranks, any cache size and plain pyarrow can read.
+"""Checkpoints: a directory that any number of ranks, any cache size and tier, and plain pyarrow can read.
 
     step-00000120/
-        rows/<table>/part-00000-of-00002.arrow   Arrow IPC: id int64, row float32[D], state float32[s]; one file per
-        rank dense.npz                                dense weights and optimizer state, by rank 0 manifest.json
-        written last: schema, progress, rows and SHA-256 of every file
+        rows/<table>/part-00000-of-00002.arrow   Arrow IPC: id int64, row float32[D], state float32[s]; one per rank
+        dense.npz                                dense weights, optimizer state, seed generators; by rank 0
+        manifest.json                            written last
 
-A directory without a manifest is not a checkpoint. Rows are keyed by id: on load each rank streams all parts and keeps
-what it owns. All functions are collective: every rank calls them; an error on one rank is raised on all.
+A directory without a manifest is not a checkpoint; how one becomes visible at once, also under kill -9, is told in
+checkpoint_folder.py. The keys of the manifest:
+
+    schema      layout of the directory; another one is refused
+    ranks       that wrote it: files per table
+    written_at  seconds since the epoch; the newest checkpoint of a folder has the largest
+    progress    step (global), epoch (from 0), step_in_epoch: the next sample is the first of that global batch
+    tables      name -> dim, optimizer (kind), step (the row optimizer's), rows (over all ranks), columns
+    run         what the caller wants to find again; `hvd-ctr train` keeps seed, sizes and data files (cli/resume.py)
+    files       path in the directory -> bytes, sha256, and for rows table and number of rows
+
+dense.npz holds weight/NNNNN and optimizer/NNNNN in the order of model.weights and optimizer.variables, seed/NNNNN (the
+seed generators of dropout and the like) and embedding_learning_rate_scale. What is random otherwise follows from the
+run's seed and the position: the order of the data from seed and epoch, a row's first value from seed, table and id.
+
+Memory: rows are written and read in chunks of 65,536, and checksums are computed on the way; a table is never held as a
+whole. Rows are keyed by id. On load at as many ranks as wrote it a rank reads its own file of each table; at another
+number every rank streams all files and keeps what it owns. Either way the ranks then count that every row found its
+owner. Long work is done in pieces with a short exchange every few seconds (together.py), since ranks that take long in
+different measure would be taken for dead.
+
+All functions but `latest` and `read_manifest` are collective: every rank calls them; an error on one rank is raised on
+all. No pickle anywhere.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
+import logging
 import os
-import shutil
-import time
-import urllib.parse
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from hvd_ctr import comm as comms
 from hvd_ctr.embedding import ShardedEmbedding
+from hvd_ctr.training import checkpoint_folder, dense_file, row_files
+from hvd_ctr.training.checkpoint_folder import (
+    SCHEMA,
+    CheckpointError,
+    DamagedCheckpointError,
+    latest,
+    read_manifest,
+)
+from hvd_ctr.training.together import work_together
 
-SCHEMA = 1
-_MANIFEST = "manifest.json"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read; the message names directory, file and cause."""
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,66 +66,54 @@ class Progress:
     step_in_epoch: int = 0
 
 
-def _agree_on_error(comm: comms.Comm, what: str, error: Exception | None) -> None:
-    reports = comm.allgather_object(None if error is None else f"{type(error).__name__}: {error}")
-    for rank, text in enumerate(reports):
-        if text is not None:
-            raise CheckpointError(f"{what} failed on rank {rank}: {text}") from error
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A checkpoint whose files have been checked, and its manifest."""
+
+    directory: Path
+    manifest: dict[str, Any]
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
+def _together(comm: comms.Comm, what: str, pieces: Iterator[None]) -> None:
+    """Does the work of all ranks; an error on one is raised on all."""
+
+    def describe(error: Exception) -> list[Any]:
+        kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+        return [
+            kind + str(getattr(error, "message", None) or error),
+            isinstance(error, DamagedCheckpointError),
+        ]
+
+    reports, error = work_together(comm, pieces, describe)
+    for rank, report in enumerate(reports):
+        if report is not None:
+            failure = DamagedCheckpointError if report[1] else CheckpointError
+            raise failure(f"{what} failed on rank {rank}: {report[0]}") from error
 
 
-def _part_path(table: str, rank: int, size: int) -> str:
-    return f"rows/{urllib.parse.quote(table, safe='')}/part-{rank:05d}-of-{size:05d}.arrow"
-
-
-def _to_lists(values: NDArray[np.float32]) -> pa.Array:
-    """(n, w) float32 as an Arrow column of lists of w floats; without a fixed size for w = 0, which pyarrow divides
-    by.
-    """
-    flat = pa.array(values.reshape(-1), pa.float32())
-    if values.shape[1] == 0:
-        return pa.ListArray.from_arrays(np.zeros(len(values) + 1, np.int32), flat)
-    return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(pa.float32(), values.shape[1]))
-
-
-def _write_part(embedding: ShardedEmbedding, table: str, path: Path) -> dict[str, Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows_written = 0
-    with pa.OSFile(str(path), "wb") as sink, contextlib.ExitStack() as stack:
-        writer = None
-        for chunk in embedding.export_rows(table):
-            columns = [pa.array(chunk.ids, pa.int64()), _to_lists(chunk.rows), _to_lists(chunk.state)]
-            batch = pa.record_batch(columns, names=["id", "row", "state"])
-            writer = writer or stack.enter_context(pa.ipc.new_file(sink, batch.schema))
-            writer.write_batch(batch)
-            rows_written += len(chunk.ids)
-    return {"rows": rows_written, "bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _dense_arrays(model: keras.Model) -> dict[str, NDArray[Any]]:
-    arrays = {f"weight/{i:05d}": np.asarray(variable) for i, variable in enumerate(model.weights)}
-    if model.optimizer is not None:
-        arrays.update(
-            {f"optimizer/{i:05d}": np.asarray(variable) for i, variable in enumerate(model.optimizer.variables)}
-        )
-    return arrays
+# ---- saving ----
 
 
 def save(
-    directory: str | os.PathLike[str], model: keras.Model, embeddings: list[ShardedEmbedding], progress: Progress
+    directory: str | os.PathLike[str],
+    model: keras.Model,
+    embeddings: list[ShardedEmbedding],
+    progress: Progress,
+    run: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes a checkpoint: into a scratch directory beside it, which gets its name when complete. Replaces one of that
     name.
 
+    Args:
+        directory: its name should be step-NNNNNNNN, by which `latest` finds it. All ranks see it: a shared file system.
+        model: built.
+        embeddings: all embeddings of the model, with distinct table names.
+        progress: where training stands.
+        run: JSON-able, kept in the manifest; rank 0's counts.
+
     Raises:
-        CheckpointError: a rank could not write (disk full, ...); the previous checkpoint of that name is untouched.
+        CheckpointError: a rank could not write (disk full, ...), or does not see the directory. What was there before
+            is untouched, and what was written is removed again.
     """
     comm, final = comms.current(), Path(directory)
     names = [table for embedding in embeddings for table in embedding.table_names]
@@ -114,166 +121,274 @@ def save(
         raise CheckpointError(
             f"two embeddings have tables of one name: {sorted(n for n in names if names.count(n) > 1)}"
         )
-    scratch = final.with_name(final.name + ".incomplete")
-    error: Exception | None = None
-    if comm.rank == 0:
-        try:
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir(parents=True)
-        except OSError as exception:
-            error = exception
-    _agree_on_error(comm, f"making {scratch}", error)
-    files: dict[str, Any] = {}
+    scratch = checkpoint_folder.scratch_of(final)
+    _together(comm, f"making {scratch}", _begin(comm, final, names))
     try:
-        for embedding in embeddings:
-            for table in embedding.table_names:
-                part = _part_path(table, comm.rank, comm.size)
-                files[part] = {"table": table, **_write_part(embedding, table, scratch / part)}
+        own: dict[str, dict[str, Any]] = {}
+        _together(
+            comm,
+            f"writing {scratch}",
+            _write_files(comm, scratch, model, embeddings, own),
+        )
+        files = {name: entry for part in comm.allgather_object(own) for name, entry in part.items()}
+        manifest = _manifest(comm, embeddings, files, progress, run)
+        _together(comm, f"publishing {final}", _publish(comm, scratch, final, manifest))
+    except CheckpointError:
         if comm.rank == 0:
-            np.savez(scratch / "dense.npz", **_dense_arrays(model))
-            files["dense.npz"] = {
-                "sha256": _sha256(scratch / "dense.npz"),
-                "bytes": (scratch / "dense.npz").stat().st_size,
-            }
-    except (OSError, pa.ArrowException) as exception:
-        error = exception
-    _agree_on_error(comm, f"writing {scratch}", error)
-    parts = comm.allgather_object(files)
-    if comm.rank == 0:
-        try:
-            _publish(
-                scratch,
-                final,
-                embeddings,
-                {name: info for part in parts for name, info in part.items()},
-                progress,
-                comm.size,
-            )
-        except OSError as exception:
-            error = exception
-    _agree_on_error(comm, f"publishing {final}", error)
+            checkpoint_folder.discard(final)
+        raise
     return final
 
 
-def _publish(
+def _begin(comm: comms.Comm, final: Path, tables: list[str]) -> Iterator[None]:
+    if comm.rank == 0:
+        checkpoint_folder.begin(final, [row_files.table_folder(name) for name in tables])
+    yield
+
+
+def _write_files(
+    comm: comms.Comm,
     scratch: Path,
-    final: Path,
+    model: keras.Model,
     embeddings: list[ShardedEmbedding],
-    files: dict[str, Any],
+    files: dict[str, dict[str, Any]],
+) -> Iterator[None]:
+    """Writes this rank's files, in pieces; fills in their entries of the manifest."""
+    try:
+        for embedding in embeddings:
+            for table in embedding.table_names:
+                part = row_files.part_path(table, comm.rank, comm.size)
+                files[part] = yield from row_files.write(embedding, table, scratch / part)
+        if comm.rank == 0:
+            files[dense_file.NAME] = dense_file.write(model, scratch / dense_file.NAME)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error}; the run folder must lie on a file system that all ranks share") from error
+
+
+def _manifest(
+    comm: comms.Comm,
+    embeddings: list[ShardedEmbedding],
+    files: dict[str, dict[str, Any]],
     progress: Progress,
-    ranks: int,
-) -> None:
-    manifest = {
+    run: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    rows: dict[str, int] = {}
+    for entry in files.values():
+        if "table" in entry:
+            rows[entry["table"]] = rows.get(entry["table"], 0) + entry["rows"]
+    steps = {group.name: step for embedding in embeddings for group, step in _group_steps(embedding)}
+    return {
         "schema": SCHEMA,
-        "ranks": ranks,
-        "written_at": time.time(),
+        "ranks": comm.size,
         "progress": dataclasses.asdict(progress),
-        "optimizer_steps": {name: step for embedding in embeddings for name, step in embedding.steps().items()},
         "tables": {
-            table.name: {"dim": table.dim, "optimizer": table.optimizer.kind}
+            table.name: {
+                "dim": table.dim,
+                "optimizer": table.optimizer.kind,
+                "step": steps[group.name],
+                "rows": rows[table.name],
+                "columns": list(row_files.COLUMNS),
+            }
             for embedding in embeddings
             for group in embedding.groups
             for table in group.layout.tables
         },
+        "run": dict(run or {}),
         "files": files,
     }
-    with (scratch / _MANIFEST).open("w") as file:
-        json.dump(manifest, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    if final.exists():
-        shutil.rmtree(final)
-    scratch.rename(final)
 
 
-def read_manifest(directory: str | os.PathLike[str]) -> dict[str, Any]:
-    """The checked manifest of a checkpoint.
+def _group_steps(embedding: ShardedEmbedding) -> list[tuple[Any, int]]:
+    steps = embedding.steps()
+    return [(group, steps[group.name]) for group in embedding.groups]
+
+
+def _publish(comm: comms.Comm, scratch: Path, final: Path, manifest: dict[str, Any]) -> Iterator[None]:
+    if comm.rank == 0:
+        for name, entry in manifest["files"].items():
+            path = scratch / name
+            if not path.is_file() or path.stat().st_size != entry["bytes"]:
+                raise CheckpointError(
+                    f"rank 0 does not see {path} as another rank wrote it; the run folder must lie on a file system "
+                    "that all ranks share"
+                )
+        written_at = checkpoint_folder.time_for_next(final.parent)
+        checkpoint_folder.publish(scratch, final, {**manifest, "written_at": written_at})
+    yield
+
+
+def set_progress(directory: str | os.PathLike[str], progress: Progress) -> None:
+    """Changes what a checkpoint says about the position, for one whose state is the present one already.
 
     Raises:
-        CheckpointError: no manifest (not a checkpoint, or one cut off while it was written), unreadable, or of another
-            schema.
+        CheckpointError: it cannot be read or written.
     """
-    path = Path(directory) / _MANIFEST
-    if not path.is_file():
-        raise CheckpointError(f"{directory} is not a checkpoint: it has no {_MANIFEST}")
-    try:
-        manifest = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
-        raise CheckpointError(
-            f"{path}: schema {manifest.get('schema') if isinstance(manifest, dict) else None!r}, this "
-            f"version reads {SCHEMA}"
-        )
-    missing = sorted({"files", "progress", "ranks", "tables", "written_at"} - set(manifest))
-    if missing:
-        raise CheckpointError(f"{path} is damaged: it lacks {', '.join(missing)}")
+    comm = comms.current()
+
+    def update() -> Iterator[None]:
+        if comm.rank == 0:
+            manifest = {
+                **read_manifest(directory),
+                "progress": dataclasses.asdict(progress),
+            }
+            checkpoint_folder.write_manifest(Path(directory), manifest)
+        yield
+
+    _together(comm, f"updating {directory}", update())
+
+
+# ---- loading ----
+
+
+def verify(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """Checks that all files are as they were written, each by one rank; returns the manifest, the same on all ranks.
+
+    Raises:
+        DamagedCheckpointError: some are not (all ranks alike; names one).
+        CheckpointError: of another schema, or not readable on a rank.
+    """
+    comm, path = comms.current(), Path(directory)
+    manifest: dict[str, Any] = {}
+
+    def check() -> Iterator[None]:
+        manifest.update(read_manifest(path))
+        _check_complete(path, manifest)
+        for index, (name, info) in enumerate(sorted(manifest["files"].items())):
+            yield from _check_file(path, name, info, content=index % comm.size == comm.rank)
+
+    _together(comm, f"checking {directory}", check())
     return manifest
 
 
-def latest(directory: str | os.PathLike[str]) -> Path | None:
-    """The complete checkpoint under a directory of `step-*` checkpoints that was written last, or None."""
-    complete = [path for path in Path(directory).glob("step-*") if (path / _MANIFEST).is_file()]
-    return max(complete, key=lambda path: (read_manifest(path)["written_at"], path.name), default=None)
+def newest_valid(directory: Path) -> Point | None:
+    """The checkpoint `directory`, or the newest of the folder `directory` whose files are as they were written; None:
+    there is none. Damaged ones are told and passed over. Collective: the folder as rank 0 sees it counts.
+
+    Raises:
+        CheckpointError: there are some, and all are damaged; or the newest that is not is of another schema.
+    """
+    comm, damaged = comms.current(), []
+    found = [directory] if (directory / checkpoint_folder.MANIFEST).is_file() else None
+    for name in comm.broadcast_object([str(path) for path in found or checkpoint_folder.complete_in(directory)]):
+        try:
+            return Point(Path(name), verify(name))
+        except DamagedCheckpointError as error:
+            damaged.append(Path(name).name)
+            if comm.rank == 0:
+                logger.warning("passed over: %s", error)
+    if damaged:
+        raise CheckpointError(
+            f"none of the {len(damaged)} checkpoint(s) in {directory} can be read ({', '.join(damaged)}); see the "
+            "lines above"
+        )
+    return None
 
 
 def load(
-    directory: str | os.PathLike[str], model: keras.Model, embeddings: list[ShardedEmbedding], *, optimizer: bool = True
+    directory: str | os.PathLike[str],
+    model: keras.Model,
+    embeddings: list[ShardedEmbedding],
+    *,
+    optimizer: bool = True,
+    manifest: dict[str, Any] | None = None,
 ) -> Progress:
-    """Restores rows, dense weights and (with `optimizer`) optimizer state and step counts.
+    """Restores rows, dense weights and (with `optimizer`) optimizer state, step counts and seed generators.
+
+    Args:
+        directory: a checkpoint; all ranks see it.
+        model: built, and compiled if `optimizer`.
+        embeddings: all embeddings of the model, without rows so far.
+        optimizer: False: for scoring.
+        manifest: what `verify` has just returned; None: the checkpoint is verified here.
 
     Raises:
-        CheckpointError: damaged or missing files, other tables, dims, row optimizers or dense shapes than the model's
-            (all ranks alike).
+        CheckpointError: damaged or missing files, other tables, dims, row optimizers, columns or dense shapes than the
+            model's (all ranks alike).
     """
-    comm, error, progress = comms.current(), None, Progress()
-    try:
-        manifest = read_manifest(directory)
-        progress = Progress(**manifest["progress"])
-        _check_tables(Path(directory), manifest, embeddings, optimizer)
-        for embedding in embeddings:
-            embedding.check_empty()
-        for name, info in manifest["files"].items():
-            _check_file(Path(directory), name, info)
-        _check_complete(Path(directory), manifest)
-        _load_dense(Path(directory), model, optimizer)
-        for embedding in embeddings:
-            _load_rows(Path(directory), manifest, embedding, optimizer)
-            if optimizer:
-                embedding.set_step(progress.step)
-    except (RuntimeError, OSError, pa.ArrowException, KeyError, TypeError, ValueError, AttributeError) as exception:
-        error = exception
-    _agree_on_error(comm, f"loading {directory}", error)
-    return progress
+    comm, path = comms.current(), Path(directory)
+    manifest = verify(path) if manifest is None else manifest
+    owned: dict[str, int] = {}
+    _together(
+        comm,
+        f"loading {directory}",
+        _load_pieces(comm, path, manifest, model, embeddings, optimizer, owned),
+    )
+    _check_rows_found(path, manifest, comm.allgather_object(owned))
+    return Progress(**manifest["progress"])
+
+
+def _load_pieces(
+    comm: comms.Comm,
+    directory: Path,
+    manifest: dict[str, Any],
+    model: keras.Model,
+    embeddings: list[ShardedEmbedding],
+    optimizer: bool,
+    owned: dict[str, int],
+) -> Iterator[None]:
+    """Loads everything, in pieces; fills in how many rows of each table this rank owns."""
+    Progress(**manifest["progress"])
+    _check_tables(directory, manifest, embeddings, optimizer)
+    for embedding in embeddings:
+        embedding.check_empty()
+    dense_file.load(directory, model, optimizer)
+    for embedding in embeddings:
+        yield from _load_rows(comm, directory, manifest, embedding, optimizer, owned)
+        if optimizer:
+            embedding.set_steps(
+                {
+                    group.name: max(manifest["tables"][table.name]["step"] for table in group.layout.tables)
+                    for group in embedding.groups
+                }
+            )
 
 
 def _check_complete(directory: Path, manifest: dict[str, Any]) -> None:
     """The manifest lists the dense weights and, for each table, the part of every rank."""
     names, ranks = set(manifest["files"]), int(manifest["ranks"])
-    wanted = {_part_path(table, rank, ranks) for table in manifest["tables"] for rank in range(ranks)} | {"dense.npz"}
+    wanted = {row_files.part_path(table, rank, ranks) for table in manifest["tables"] for rank in range(ranks)} | {
+        dense_file.NAME
+    }
+    for name in names:
+        if not (directory / name).resolve().is_relative_to(directory.resolve()):
+            raise CheckpointError(f"{directory}: file {name!r} of the manifest lies outside the checkpoint")
     if names != wanted:
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"{directory}: the manifest lists {sorted(names - wanted)} and lacks {sorted(wanted - names)}"
         )
 
 
-def _check_file(directory: Path, name: str, info: dict[str, Any]) -> None:
+def _check_file(directory: Path, name: str, info: dict[str, Any], content: bool) -> Iterator[None]:
     path = directory / name
-    if not path.resolve().is_relative_to(directory.resolve()):
-        raise CheckpointError(f"{directory}: file {name!r} of the manifest lies outside the checkpoint")
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing")
-    if path.stat().st_size != info["bytes"] or _sha256(path) != info["sha256"]:
-        raise CheckpointError(f"{path} is damaged: size or SHA-256 differs from the manifest's")
+        raise DamagedCheckpointError(
+            f"{path} is missing; where it is on another rank's host only, put it on a file system that all ranks share"
+        )
+    intact = path.stat().st_size == info["bytes"]
+    if intact and content:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+                yield
+        intact = digest.hexdigest() == info["sha256"]
+    if not intact:
+        raise DamagedCheckpointError(f"{path} is damaged: size or SHA-256 differs from the manifest's")
 
 
 def _check_tables(
-    directory: Path, manifest: dict[str, Any], embeddings: list[ShardedEmbedding], optimizer: bool
+    directory: Path,
+    manifest: dict[str, Any],
+    embeddings: list[ShardedEmbedding],
+    optimizer: bool,
 ) -> None:
     saved = manifest["tables"]
     wanted = {t.name: t for embedding in embeddings for group in embedding.groups for t in group.layout.tables}
     if set(saved) != set(wanted):
-        missing, extra = sorted(set(wanted) - set(saved)), sorted(set(saved) - set(wanted))
+        missing, extra = (
+            sorted(set(wanted) - set(saved)),
+            sorted(set(saved) - set(wanted)),
+        )
         raise CheckpointError(
             f"{directory}: tables differ: missing in the checkpoint {missing}, not in the model {extra}"
         )
@@ -288,39 +403,56 @@ def _check_tables(
                 f"uses {table.optimizer.kind}; "
                 "load without optimizer state"
             )
+        unknown = [column for column in saved[name]["columns"] if column not in row_files.COLUMNS]
+        if unknown:
+            raise CheckpointError(
+                f"{directory}: table {name!r} has column(s) {', '.join(unknown)}, which this version does not know; "
+                "use the version of hvd_ctr that wrote it"
+            )
 
 
-def _load_dense(directory: Path, model: keras.Model, optimizer: bool) -> None:
-    with np.load(directory / "dense.npz", allow_pickle=False) as arrays:
-        targets = {f"weight/{i:05d}": variable for i, variable in enumerate(model.weights)}
-        if optimizer and model.optimizer is not None:
-            if not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
-            targets.update({f"optimizer/{i:05d}": variable for i, variable in enumerate(model.optimizer.variables)})
-        for key, variable in targets.items():
-            if key not in arrays or arrays[key].shape != tuple(variable.shape):
-                found = arrays[key].shape if key in arrays else None
-                raise CheckpointError(
-                    f"{directory}: dense variable {variable.path} has shape {found}, the model wants "
-                    f"{tuple(variable.shape)}"
-                )
-            variable.assign(arrays[key])
-
-
-def _load_rows(directory: Path, manifest: dict[str, Any], embedding: ShardedEmbedding, optimizer: bool) -> None:
+def _load_rows(
+    comm: comms.Comm,
+    directory: Path,
+    manifest: dict[str, Any],
+    embedding: ShardedEmbedding,
+    optimizer: bool,
+    owned: dict[str, int],
+) -> Iterator[None]:
+    """Streams the rows into an embedding; counts by table how many this rank owns."""
+    owned.update(dict.fromkeys(embedding.table_names, 0))
+    # The owner is a function of key and number of ranks: with equal numbers, part r is rank r's.
+    own = {row_files.part_path(table, comm.rank, comm.size) for table in embedding.table_names}
     for name, info in manifest["files"].items():
-        if info.get("table") not in embedding.table_names or not info["rows"]:
+        table = info.get("table")
+        if table not in embedding.table_names or (manifest["ranks"] == comm.size and name not in own):
             continue
-        with pa.memory_map(str(directory / name)) as source, pa.ipc.open_file(source) as reader:
-            for index in range(reader.num_record_batches):
-                batch = reader.get_batch(index)
-                rows = _from_lists(batch.column("row"))
-                state = _from_lists(batch.column("state")) if optimizer else None
-                embedding.import_rows(info["table"], batch.column("id").to_numpy(), rows, state)
+        for batch in row_files.read(directory / name):
+            state = batch.state if optimizer else None
+            owned[table] += len(batch.ids) - embedding.import_rows(table, batch.ids, batch.rows, state)
+            yield
 
 
-def _from_lists(column: pa.Array) -> NDArray[np.float32]:
-    """The reverse of _to_lists."""
-    width = column.type.list_size if pa.types.is_fixed_size_list(column.type) else 0
-    values: NDArray[np.float32] = column.flatten().to_numpy()
-    return values.reshape(len(column), width)
+def _check_rows_found(directory: Path, manifest: dict[str, Any], owned: list[dict[str, int]]) -> None:
+    for table, saved in manifest["tables"].items():
+        found = sum(rank.get(table, 0) for rank in owned)
+        if found != saved["rows"]:
+            raise CheckpointError(
+                f"{directory}: table {table!r} has {saved['rows']:,} rows, of which {found:,} found an owner"
+            )
+
+
+__all__ = [
+    "SCHEMA",
+    "CheckpointError",
+    "DamagedCheckpointError",
+    "Point",
+    "Progress",
+    "latest",
+    "load",
+    "newest_valid",
+    "read_manifest",
+    "save",
+    "set_progress",
+    "verify",
+]

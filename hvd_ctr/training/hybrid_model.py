@@ -89,7 +89,7 @@ def _usable_callbacks(callbacks: Any) -> list[Any]:
         if restores or isinstance(callback, keras.callbacks.BackupAndRestore):
             raise ValueError(
                 f"{type(callback).__name__} would restore the dense weights and not the embedding rows; use "
-                "EarlyStopping(restore_best_weights=False) and hvd_ctr.training.checkpoint"
+                "EarlyStopping(restore_best_weights=False) and hvd_ctr.CheckpointCallback"
             )
     return list(given)
 

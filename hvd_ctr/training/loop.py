@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,18 @@ from hvd_ctr import comm as comms
 from hvd_ctr.config import TrainConfig
 from hvd_ctr.data import Batch, Reader
 from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
-from hvd_ctr.training import checkpoint, metrics
+from hvd_ctr.training import checkpoint, checkpoint_folder, metrics
 from hvd_ctr.training.agreed_data import agreed_batches
 from hvd_ctr.training.checkpoint import Progress
 from hvd_ctr.training.hybrid_model import HybridModel
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 from hvd_ctr.training.progress import ProgressReport
+from hvd_ctr.training.save_timer import SaveTimer
 from hvd_ctr.training.statistics import per_step
+from hvd_ctr.training.together import work_together
 
 Tensor = Any
+logger = logging.getLogger("hvd_ctr")
 _WARM_UP_STEPS = 3  # traced and first-touch steps, left out of samples/s
 
 
@@ -57,6 +62,11 @@ def ctr_metrics() -> list[Any]:
     ]
 
 
+def checkpoints_of(config: TrainConfig) -> Path:
+    """The folder of a run's checkpoints."""
+    return config.resolved_run_dir() / "checkpoints"
+
+
 class Trainer:
     """Runs a compiled HybridModel with inputs `dense_features` (B, X) and `ids` (B, F) and logits (B, 1).
 
@@ -64,12 +74,23 @@ class Trainer:
         model: compiled.
         config: the run's configuration.
         progress: where training stands (from a checkpoint).
+        loaded: the checkpoint whose state the model has.
+        run: what checkpoints keep beside the state, see `checkpoint.save`.
     """
 
-    def __init__(self, model: HybridModel, config: TrainConfig, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        model: HybridModel,
+        config: TrainConfig,
+        progress: Progress | None = None,
+        loaded: Path | None = None,
+        run: Mapping[str, Any] | None = None,
+    ) -> None:
         self._comm = comms.current()
         self._model, self._config = model, config
         self.progress = progress or Progress()
+        self._run = dict(run or {})
+        self._saved, self._saved_progress = loaded, self.progress
         self._train_metrics, self._eval_metrics = ctr_metrics(), ctr_metrics()
         self._dense_spec = tf.TensorSpec([None, len(config.data.dense_names())], tf.float32)
         self._ids_spec = tf.TensorSpec([None, len(config.data.sparse_names())], tf.int64)
@@ -81,6 +102,7 @@ class Trainer:
         )
         self._scores = tf.function(self._scores_body, input_signature=inputs, autograph=False)
         self.run_dir = config.resolved_run_dir()
+        self.checkpoints = checkpoints_of(config)
 
     # ---- steps ----
 
@@ -115,48 +137,72 @@ class Trainer:
     def _batches(self, reader: Reader, epoch: int) -> Iterator[Batch]:
         return agreed_batches(self._comm, reader.epoch(epoch), self._empty)
 
+    def _untrained(self, reader: Reader, epoch: int) -> Iterator[Batch]:
+        """This rank's batches of the epoch from `progress` on; passes over those before. Collective."""
+        first_step = self.progress.step_in_epoch
+        if not first_step:
+            return reader.epoch(epoch)
+        if self._comm.rank == 0:
+            logger.info("passing over the %d steps of epoch %d that are trained", first_step, epoch + 1)
+        steps = reader.steps(epoch, first_step)
+        reports, error = work_together(
+            self._comm, itertools.islice(steps, first_step), lambda e: f"{type(e).__name__}: {e}"
+        )
+        for rank, report in enumerate(reports):
+            if report is not None:
+                raise RuntimeError(f"reading data failed on rank {rank}: {report}") from error
+        return (batch for batch in steps if batch is not None)
+
     @contextlib.contextmanager
     def _staged_batches(self, reader: Reader, epoch: int) -> Iterator[Iterable[tuple[Batch, Sequence[Staged]]]]:
-        """The epoch's batches, fetched ahead as train.pipeline_depth says."""
-        depth = self._config.train.pipeline_depth
+        """The epoch's batches that are not trained yet, fetched ahead as train.pipeline_depth says."""
+        depth, batches = self._config.train.pipeline_depth, self._untrained(reader, epoch)
         if depth == 0:
-            yield ((batch, ()) for batch in self._batches(reader, epoch))
+            yield ((batch, ()) for batch in agreed_batches(self._comm, batches, self._empty))
             return
 
         def inputs_of(batch: Batch) -> Inputs:
             return Inputs([batch.ids], BatchFacts(np.int64(len(batch)), np.float64(len(batch))))
 
-        batches = reader.epoch(epoch)
         with Pipeline(self._comm, self._model.embeddings, batches, inputs_of, self._empty, depth) as pipeline:
             self._model.stage_waits.follow(pipeline)
             yield pipeline
 
     # ---- loops ----
 
+    def complete(self) -> bool:
+        """Whether all is trained that train.epochs and train.max_steps ask for."""
+        loop = self._config.train
+        return self.progress.epoch >= loop.epochs or (
+            loop.max_steps is not None and self.progress.step >= loop.max_steps
+        )
+
     def train(self, reader: Reader, eval_reader: Reader | None) -> TrainResult:
         """Trains from `progress` to the end of the last epoch or max_steps; evaluates after each epoch (and every
-        eval_every_steps).
+        eval_every_steps), or once if there is nothing to train.
         """
-        loop = self._config.train
         self._model.synchronise()
-        start = time.perf_counter()
+        start, minutes = time.perf_counter(), self._config.checkpoint.every_minutes
         with ProgressReport("train", self._comm.rank, self.run_dir / "tensorboard") as report:
-            run = _Run(report, statistics=self._model.statistics(all_ranks=True))
-            for epoch in range(self.progress.epoch, loop.epochs):
+            timer = None if minutes is None else SaveTimer(self._comm, 60.0 * minutes)
+            run = _Run(report, timer, self._model.statistics(all_ranks=True))
+            while not self.complete():
+                epoch, before = self.progress.epoch, self.progress.step
                 self._train_epoch(reader, eval_reader, epoch, run)
-                run.train_values = self._train_values(run)
-                report.values(self.progress.step, run.train_values, self._position(epoch), True)
+                if self.progress.step > before:
+                    run.train_values = self._train_values(run)
+                    report.values(self.progress.step, run.train_values, self._position(epoch), True)
                 self._evaluate_between(eval_reader, run)
-                if self.progress.step == loop.max_steps:
-                    break
-                self.progress = Progress(self.progress.step, epoch + 1, 0)
+                if self.progress.step != self._config.train.max_steps:
+                    self.progress = Progress(self.progress.step, epoch + 1, 0)
+            self._evaluate_between(eval_reader, run)
         if self._config.checkpoint.at_end:
-            self.save()
+            self._save_end()
         seconds, rate = time.perf_counter() - start, run.clock.samples_per_second()
         return TrainResult(self.progress.step, run.samples, seconds, rate, run.train_values, run.eval_values)
 
     def _train_epoch(self, reader: Reader, eval_reader: Reader | None, epoch: int, run: _Run) -> None:
-        loop, saving = self._config.train, self._config.checkpoint
+        loop = self._config.train
         metrics.reset(self._train_metrics)
         with self._staged_batches(reader, epoch) as batches:
             for batch, staged in batches:
@@ -171,11 +217,19 @@ class Trainer:
                     run.report.values(step, run.train_values, self._position(epoch))
                 if loop.eval_every_steps and step % loop.eval_every_steps == 0:
                     self._evaluate_between(eval_reader, run)
-                if saving.every_steps and step % saving.every_steps == 0:
+                if self._save_is_due(run):
                     with run.clock.paused():
                         self.save()
+                    if run.timer is not None:
+                        run.timer.restart()
                 if step == loop.max_steps:
                     break
+
+    def _save_is_due(self, run: _Run) -> bool:
+        """After a step, the same on all ranks."""
+        every = self._config.checkpoint.every_steps
+        by_clock = run.timer is not None and run.timer.due()
+        return by_clock or (every is not None and self.progress.step % every == 0)
 
     def _position(self, epoch: int) -> str:
         return f"epoch {epoch + 1}/{self._config.train.epochs} step {self.progress.step:,}"
@@ -261,9 +315,32 @@ class Trainer:
         return np.asarray(rows), np.asarray(scores)
 
     def save(self) -> Path:
-        """Writes a checkpoint of the present step into the run folder."""
-        directory = self.run_dir / "checkpoints" / f"step-{self.progress.step:08d}"
-        return checkpoint.save(directory, self._model, [e.sharded for e in self._model.embeddings], self.progress)
+        """Writes a checkpoint of the present step into the run folder; deletes those that checkpoint.keep does not
+        keep, and what an interrupted save has left.
+
+        Raises:
+            CheckpointError: it could not be written, on all ranks; those before it are as they were.
+        """
+        if self._comm.rank == 0:
+            checkpoint_folder.clean(self.checkpoints)
+        directory = self.checkpoints / f"step-{self.progress.step:08d}"
+        embeddings = [embedding.sharded for embedding in self._model.embeddings]
+        self._saved = checkpoint.save(directory, self._model, embeddings, self.progress, self._run)
+        self._saved_progress = self.progress
+        keep = self._config.checkpoint.keep
+        if keep is not None and self._comm.rank == 0:
+            checkpoint_folder.keep_newest(self.checkpoints, keep)
+        return self._saved
+
+    def _save_end(self) -> None:
+        """Saves, unless the last checkpoint is of this step: then only the position may have changed, from the end of
+        an epoch to the beginning of the next.
+        """
+        if self._saved is None or self._saved_progress.step != self.progress.step:
+            self.save()
+        elif self._saved_progress != self.progress:
+            checkpoint.set_progress(self._saved, self.progress)
+            self._saved_progress = self.progress
 
 
 class _Throughput:
@@ -300,6 +377,7 @@ class _Run:
     """What a run of `train` gathers."""
 
     report: ProgressReport
+    timer: SaveTimer | None
     statistics: dict[str, Any]  # over all ranks, at the last log line
     clock: _Throughput = dataclasses.field(default_factory=_Throughput)
     samples: int = 0

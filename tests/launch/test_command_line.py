@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import yaml
 
 from hvd_ctr.config import SynthConfig
 from hvd_ctr.data import synthetic
+from tests.support.checkpoints import read_checkpoint
 from tests.support.run_ranks import REPOSITORY, RanksResult, run_ranks
 
 pytestmark = pytest.mark.ranks
@@ -64,16 +64,7 @@ def _train(folder: Path, ranks: int, name: str, *settings: str) -> Path:
 def _checkpoint(run_dir: Path) -> tuple[dict[str, np.ndarray], dict[str, dict[int, np.ndarray]]]:
     """Dense arrays, and per table id -> row and state, read with numpy and pyarrow alone."""
     (directory,) = (run_dir / "checkpoints").iterdir()
-    with np.load(directory / "dense.npz", allow_pickle=False) as arrays:
-        dense = {name: arrays[name] for name in arrays.files}
-    tables: dict[str, dict[int, np.ndarray]] = {}
-    for path in sorted((directory / "rows").glob("*/*.arrow")):
-        content = pa.ipc.open_file(path).read_all()
-        rows = tables.setdefault(path.parent.name, {})
-        for row_id, row, state in zip(*(content[c].to_pylist() for c in ("id", "row", "state")), strict=True):
-            assert row_id not in rows
-            rows[row_id] = np.array([*row, *state], np.float32)
-    return dense, tables
+    return read_checkpoint(directory)
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +162,8 @@ def test_count_then_train_with_freq_gives_the_same_bits(folder: Path, runs: dict
     overrides = [text for setting in ("name=freq", *settings) for text in ("--set", setting)]
     result = _command(folder, 1, "evaluate", *overrides)
     assert result.exit_code == 0, result.report()
-    result = _command(folder, 2, "train", *overrides)
+    result = _command(folder, 2, "train", *overrides, "--overwrite")
+    assert list(trained.glob("checkpoints/step-*")), "removed for a run that could not begin"
     assert result.exit_code == 1 and "counts.parquet: cannot be read" in result.all_output(), result.report()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import hvd_ctr
 from hvd_ctr.comm import Comm
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
 from hvd_ctr.training import checkpoint
-from hvd_ctr.training.checkpoint import CheckpointError, Progress
+from hvd_ctr.training.checkpoint import CheckpointError, DamagedCheckpointError, Progress
+from hvd_ctr.training.save_timer import SaveTimer
 from tests.support.hybrid import exported, logits_model, share, unique_name
 
 _GB = 48
@@ -111,7 +113,10 @@ def test_without_optimizer_state_rows_start_fresh_state(comm: Comm, folder: Path
         checkpoint.load(path, scorer, [scorer_layer.sharded])
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "byte", "missing", "schema", "keys", "outside", "dim"])
+@pytest.mark.parametrize(
+    "damage",
+    ["no manifest", "byte", "missing", "schema", "keys", "rows", "column", "outside", "dim"],
+)
 def test_a_damaged_checkpoint_is_a_named_error_on_all_ranks(comm: Comm, folder: Path, damage: str) -> None:
     model, layer = _model()
     _run(comm, model, 0, 2)
@@ -132,6 +137,12 @@ def test_a_damaged_checkpoint_is_a_named_error_on_all_ranks(comm: Comm, folder: 
         elif damage == "keys":
             del manifest["written_at"]
             (path / "manifest.json").write_text(json.dumps(manifest))
+        elif damage == "rows":  # a manifest and files that are whole, but do not fit each other
+            manifest["tables"]["item"]["rows"] += 1
+            (path / "manifest.json").write_text(json.dumps(manifest))
+        elif damage == "column":
+            manifest["tables"]["item"]["columns"].append("age")
+            (path / "manifest.json").write_text(json.dumps(manifest))
         elif damage == "outside":
             manifest["files"]["../../outside"] = {"sha256": "", "bytes": 0}
             (path / "manifest.json").write_text(json.dumps(manifest))
@@ -143,9 +154,16 @@ def test_a_damaged_checkpoint_is_a_named_error_on_all_ranks(comm: Comm, folder: 
         "missing": "missing",
         "schema": "schema 99",
         "keys": "lacks written_at",
+        "rows": "found an owner",
+        "column": r"table 'item' has column\(s\) age, which this version does not know",
     }
-    with pytest.raises(CheckpointError, match={**named, "outside": "outside the checkpoint", "dim": "dim 3"}[damage]):
+    with pytest.raises(
+        CheckpointError, match={**named, "outside": "outside the checkpoint", "dim": "dim 3"}[damage]
+    ) as caught:
         checkpoint.load(path, target, [target_layer.sharded])
+    # Only these are passed over on --resume.
+    damaged = damage in ("no manifest", "byte", "missing", "keys")
+    assert isinstance(caught.value, DamagedCheckpointError) == damaged
     if damage == "no manifest":
         assert checkpoint.latest(folder) is None
 
@@ -160,3 +178,113 @@ def test_an_interrupted_save_leaves_the_last_checkpoint(comm: Comm, folder: Path
     assert checkpoint.latest(folder) == path
     assert _save(folder, model, layer, 2) == checkpoint.latest(folder)
     assert not (folder / "step-00000002.incomplete").exists()
+
+
+def test_a_full_disk_is_an_error_on_all_ranks_and_leaves_the_checkpoint_before(comm: Comm, folder: Path) -> None:
+    """The last rank cannot write its rows (a limit of file size stands in for the full disk); training could go on."""
+    model, layer = _model(kind="sgd")
+    _run(comm, model, 0, 1)
+    path = _save(folder, model, layer, 1)
+    layer.sharded.import_rows("item", np.arange(60_000), np.zeros((60_000, 3), np.float32))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if comm.rank == comm.size - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(
+            CheckpointError, match=rf"writing .*step-00000002.* failed on rank {comm.size - 1}: OSError"
+        ):
+            _save(folder, model, layer, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    comm.barrier()
+    assert [entry.name for entry in folder.iterdir()] == [path.name]
+    assert len(_run(comm, model, 1, 1)) == 1
+    assert _save(folder, model, layer, 2) == checkpoint.latest(folder)
+
+
+def test_a_folder_that_only_rank_0_sees_is_an_error_on_all_ranks(
+    comm: Comm, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """FC 99."""
+    if comm.size == 1:
+        pytest.skip("needs several ranks")
+    model, layer = _model()
+    path = _save(folder, model, layer, 1)
+    own = folder if comm.rank == 0 else tmp_path_factory.mktemp("own")
+    with pytest.raises(CheckpointError, match="file system that all ranks share"):
+        checkpoint.save(own / "step-00000002", model, [layer.sharded], Progress(2, 0, 2))
+    for name in () if comm.rank == 0 else ("rows/item", "rows/a%2Fb%20.."):
+        (own / "step-00000003.incomplete" / name).mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="rank 0 does not see"):
+        checkpoint.save(own / "step-00000003", model, [layer.sharded], Progress(3, 0, 3))
+    comm.barrier()
+    target, target_layer = _model()
+    with pytest.raises(DamagedCheckpointError, match="failed on rank 1: .*has no manifest"):
+        checkpoint.load(own / path.name, target, [target_layer.sharded])
+
+
+def test_random_numbers_go_on_where_they_were(comm: Comm, folder: Path) -> None:
+    """Dropout's seed generator and the scale of the tables' learning rates (FC 81) belong to the state."""
+
+    def build() -> tuple[hvd_ctr.HybridModel, hvd_ctr.MixCacheEmbedding]:
+        keras.utils.set_random_seed(7)
+        table = TableConfig("item", dim=3, optimizer=SparseOptimizerConfig(kind="adagrad", learning_rate=0.05))
+        layer = hvd_ctr.MixCacheEmbedding(
+            [FeatureConfig(f"f{i}", table=table) for i in range(2)], CacheConfig(slots=200), name=unique_name("dropped")
+        )
+        ids, numbers = keras.Input((2,), dtype="int64", name="ids"), keras.Input((2,), name="numbers")
+        dropped = keras.layers.Dropout(0.5)(layer(ids))
+        model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits_model(dropped, numbers))
+        model.compile(keras.optimizers.Adam(0.01), keras.losses.BinaryCrossentropy(from_logits=True))
+        model.synchronise()
+        return model, layer
+
+    model, layer = build()
+    model.embedding_learning_rate_scale.assign(0.25)
+    _run(comm, model, 0, 5)
+    path = _save(folder, model, layer, 5)
+    expected = _run(comm, model, 5, 5)
+    restored, restored_layer = build()
+    checkpoint.load(path, restored, [restored_layer.sharded])
+    assert float(restored.embedding_learning_rate_scale) == 0.25
+    assert _run(comm, restored, 5, 5) == expected
+
+
+def test_a_model_without_weights_yet_is_refused(comm: Comm, folder: Path) -> None:
+    """FC 93: not a silent load of the rows alone."""
+    model, layer = _model()
+    path = _save(folder, model, layer, 0)
+
+    class Lazy(hvd_ctr.HybridModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = hvd_ctr.MixCacheEmbedding(layer.features, CacheConfig(slots=96), name=unique_name("lazy"))
+
+        def call(self, inputs):
+            return logits_model(self.rows(inputs["ids"]), inputs["numbers"])
+
+    lazy = Lazy()
+    with pytest.raises(CheckpointError, match="has no weights yet"):
+        checkpoint.load(path, lazy, [lazy.rows.sharded])
+
+
+def test_another_optimizer_or_layer_is_named(comm: Comm, folder: Path) -> None:
+    model, layer = _model()
+    path = _save(folder, model, layer, 0)
+    other, other_layer = _model()
+    other.compile(keras.optimizers.SGD(0.1), keras.losses.BinaryCrossentropy(from_logits=True))
+    with pytest.raises(CheckpointError, match="dense variable.s. that the model has not: optimizer/"):
+        checkpoint.load(path, other, [other_layer.sharded])
+
+
+def test_rank_0_decides_when_a_save_by_clock_is_due(comm: Comm) -> None:
+    """The other ranks' clocks stand still or run away; all save at the same steps."""
+    now = [0.0]
+    timer = SaveTimer(comm, 30.0, lambda: now[0] if comm.rank == 0 else 1e6 * comm.rank * now[0])
+    due = []
+    for step in range(300):
+        now[0] += 0.5
+        if timer.due():
+            due.append(step)
+            timer.restart()
+    assert len(due) == 5 and comm.allgather_object(due) == [due] * comm.size
