@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from hvd_ctr import comm as comms
 from hvd_ctr.config import CacheConfig, FeatureConfig, TableConfig
-from hvd_ctr.embedding.sharded_embedding import BatchFacts
+from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
 from hvd_ctr.embedding.step_context import StepContext
 from hvd_ctr.layers import MixCacheEmbedding
-from hvd_ctr.training.pipeline import Inputs, Pipeline
+from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 
 STAGE_SECONDS = 0.020
 STEPS, WARM_STEPS, REPEATS, BATCH = 40, 5, 5, 64
@@ -40,9 +40,9 @@ def run(depth: int, name: str) -> tuple[float, bytes]:
     (group,) = layer.sharded.groups
     prefetch = group.prefetch
 
-    def slow_prefetch(prepared):
+    def slow_prefetch(received):
         time.sleep(STAGE_SECONDS)  # Host-Manager
-        return prefetch(prepared)
+        return prefetch(received)
 
     group.prefetch = slow_prefetch
 
@@ -52,20 +52,34 @@ def run(depth: int, name: str) -> tuple[float, bytes]:
             time.sleep(STAGE_SECONDS)  # Data-Loader
             yield generator.integers(0, 1000, (BATCH, 1))
 
-    def step(ids, staged) -> None:
-        time.sleep(STAGE_SECONDS)  # GPU-Worker
-        with tf.GradientTape() as tape, StepContext(tape, facts_of(ids), staged) as context:
-            value = tf.reduce_sum(layer(tf.constant(ids)))
+    def train(ids, staged) -> None:
+        facts = BatchFacts(tf.shape(ids, tf.int64)[0], tf.cast(tf.shape(ids)[0], tf.float64))
+        with tf.GradientTape() as tape, StepContext(tape, facts, dict(zip([group], staged, strict=True))) as context:
+            value = tf.reduce_sum(layer(ids))
         context.backward(tape.gradient(value, context.watched_rows), tf.constant(1.0))
+
+    def in_turn(ids) -> tuple[Staged, ...]:
+        """The first two stages without a pipeline."""
+        (prepared,) = layer.prepare(ids, facts_of(ids))
+        return (Staged(prepared, group.prefetch(group.input_dist(prepared))),)
+
+    compiled = None
+
+    def step(ids, staged) -> None:
+        nonlocal compiled
+        time.sleep(STAGE_SECONDS)  # GPU-Worker
+        if compiled is None:
+            specs = tensor_specs((tf.constant(ids), tuple(staged)))
+            compiled = tf.function(train, input_signature=list(specs), autograph=False)
+        compiled(ids, tuple(staged))
 
     def empty() -> np.ndarray:
         return np.zeros((0, 1), np.int64)
 
     if depth == 0:
-        stream = ((ids, {}) for ids in batches())
+        stream = ((ids, in_turn(ids)) for ids in batches())
     else:
-        pipeline = Pipeline(comms.current(), [layer], batches(), lambda ids: Inputs([ids], facts_of(ids)), empty, depth)
-        stream = ((ids, dict(zip([group], staged, strict=True))) for ids, staged in pipeline)
+        stream = Pipeline(comms.current(), [layer], batches(), lambda ids: Inputs([ids], facts_of(ids)), empty, depth)
     begin = 0.0
     for number, (ids, staged) in enumerate(stream):
         if number == WARM_STEPS:

@@ -41,7 +41,9 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from hvd_ctr.collective_inputs import match_rows, opaque_zeros, row_bytes
 from hvd_ctr.launcher import LauncherInfo, read_launcher, set_threads
+from hvd_ctr.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +71,19 @@ class Comm(abc.ABC):
     local_size: int
     hosts: int
 
+    def __init__(self) -> None:
+        self._traffic = Traffic()
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Calls and bytes of this rank's collectives so far, by kind; hvd_ctr/traffic.py says what they mean. Local,
+        eager only.
+        """
+        return self._traffic.snapshot()
+
     @abc.abstractmethod
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def alltoall(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str, kind: str = "other"
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sends `splits[p]` consecutive rows to every rank p; works in a tf.function and eagerly, from any thread.
 
         Args:
@@ -78,6 +91,7 @@ class Comm(abc.ABC):
                 call (Horovod's MPI transport counts in int32); split larger moves.
             splits: `(W,)` int32, not negative, sum n. Zeros are fine.
             name: equal on all ranks, unique among the calls in flight.
+            kind: what it counts as, one of traffic.KINDS; so in the other collectives.
 
         Returns:
             the received rows `(sum of received splits, ...)` in the order of the sending ranks, with the static
@@ -89,7 +103,13 @@ class Comm(abc.ABC):
         """
 
     @abc.abstractmethod
-    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    def allgather(self, tensor: tf.Tensor, name: str, kind: str = "other") -> tf.Tensor:
+        """Concatenates the rows `(n, ...)` of all ranks in rank order, bit for bit; n may differ and be 0. Works in a
+        tf.function and eagerly, from any thread. Gradients stop here. Limits and dtypes as in `alltoall`.
+        """
+
+    @abc.abstractmethod
+    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str, kind: str = "other") -> list[tf.Tensor]:
         """Sums tensors over the ranks, one group per dtype in the given order; the bits agree on all ranks."""
 
     @abc.abstractmethod
@@ -164,17 +184,23 @@ class LocalComm(Comm):
     """The communicator of a process on its own: every collective returns what it was given."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.rank = 0
         self.size = 1
         self.local_rank = 0
         self.local_size = 1
         self.hosts = 1
 
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def alltoall(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str, kind: str = "other"
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         tensor, splits = tf.convert_to_tensor(tensor), tf.ensure_shape(tf.convert_to_tensor(splits, tf.int32), [1])
-        return _match_rows(tensor, splits, name), tf.identity(splits)
+        return match_rows(tensor, splits, name), tf.identity(splits)
 
-    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    def allgather(self, tensor: tf.Tensor, name: str, kind: str = "other") -> tf.Tensor:
+        return tf.stop_gradient(tensor)
+
+    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str, kind: str = "other") -> list[tf.Tensor]:
         return [tf.identity(tensor) for tensor in tensors]
 
     def allgather_object(self, value: Any) -> list[Any]:
@@ -192,6 +218,7 @@ class HorovodComm(Comm):
 
     def __init__(self, hvd: Any) -> None:
         """`hvd`: the initialised module horovod.tensorflow."""
+        super().__init__()
         self._hvd = hvd
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._lock = threading.Lock()
@@ -202,30 +229,39 @@ class HorovodComm(Comm):
         self.hosts = int(hvd.cross_size())
         self.transport = "MPI" if hvd.mpi_enabled() else "Gloo"
 
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def alltoall(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str, kind: str = "other"
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         tensor = tf.convert_to_tensor(tensor)
         splits = tf.ensure_shape(tf.convert_to_tensor(splits, tf.int32), [self.size])
 
         def exchange(rows: tf.Tensor, row_splits: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return self._alltoall_in_graph(rows, row_splits, name)
+            return self._alltoall_in_graph(rows, row_splits, name, kind)
 
         specs = (tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), tf.TensorSpec([self.size], tf.int32))
         received: tuple[tf.Tensor, tf.Tensor] = self._named(
-            ("alltoall", name, *specs), exchange, specs, (tensor, splits)
+            ("alltoall", name, kind, *specs), exchange, specs, (tensor, splits)
         )
         return received
 
-    def _alltoall_in_graph(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+    def _alltoall_in_graph(
+        self, tensor: tf.Tensor, splits: tf.Tensor, name: str, kind: str
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         trailing = tensor.shape[1:]
 
         def move(rows: tf.Tensor, row_splits: tf.Tensor, op_name: str) -> tuple[tf.Tensor, tf.Tensor]:
-            row_splits = row_splits + _opaque_zeros(self.size, tf.int32)
+            row_splits = row_splits + opaque_zeros(self.size, tf.int32)
             received, received_splits = self._hvd.alltoall(
                 rows, splits=row_splits, name=op_name, ignore_name_scope=True
             )
-            return tf.ensure_shape(received, [None, *trailing]), tf.ensure_shape(received_splits, [self.size])
+            received_splits = tf.ensure_shape(received_splits, [self.size])
+            bytes_of_a_row = row_bytes(rows)
+            self._traffic.count(
+                kind, self._for_others(row_splits) * bytes_of_a_row, self._for_others(received_splits) * bytes_of_a_row
+            )
+            return tf.ensure_shape(received, [None, *trailing]), received_splits
 
-        tensor = _match_rows(tensor, splits, name)
+        tensor = match_rows(tensor, splits, name)
         if not tensor.dtype.is_floating:
             return move(tensor, splits, name)
 
@@ -242,18 +278,37 @@ class HorovodComm(Comm):
         received, received_splits = exchange(tensor)
         return received, received_splits
 
-    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    def _for_others(self, splits: tf.Tensor) -> tf.Tensor:
+        """Rows of the splits (W) that do not stay on this rank, int64 scalar."""
+        return tf.cast(tf.reduce_sum(splits) - splits[self.rank], tf.int64)
+
+    def allgather(self, tensor: tf.Tensor, name: str, kind: str = "other") -> tf.Tensor:
+        tensor = tf.stop_gradient(tensor)
+
+        def gather(rows: tf.Tensor) -> tf.Tensor:
+            # No copy; see opaque_zeros.
+            opaque = tf.reshape(rows, tf.shape(rows) + opaque_zeros(rows.shape.rank, tf.int32))
+            everything = self._hvd.allgather(opaque, name=name, ignore_name_scope=True)
+            mine = tf.shape(rows, tf.int64)[0]
+            others = tf.shape(everything, tf.int64)[0] - mine
+            self._traffic.count(kind, mine * (self.size - 1) * row_bytes(rows), others * row_bytes(rows))
+            return tf.ensure_shape(everything, [None, *rows.shape[1:]])
+
+        specs = (tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype),)
+        return self._named(("allgather", name, kind, *specs), gather, specs, (tensor,))
+
+    def allreduce_sum(self, tensors: Sequence[tf.Tensor], name: str, kind: str = "other") -> list[tf.Tensor]:
         values = [tf.convert_to_tensor(tensor) for tensor in tensors]
         if not values:
             return []
 
         def reduce(*inputs: tf.Tensor) -> list[tf.Tensor]:
-            return self._allreduce_in_graph(inputs, name)
+            return self._allreduce_in_graph(inputs, name, kind)
 
         specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in values)
-        return list(self._named(("allreduce_sum", name, *specs), reduce, specs, tuple(values)))
+        return list(self._named(("allreduce_sum", name, kind, *specs), reduce, specs, tuple(values)))
 
-    def _allreduce_in_graph(self, values: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+    def _allreduce_in_graph(self, values: Sequence[tf.Tensor], name: str, kind: str) -> list[tf.Tensor]:
         """One grouped allreduce per dtype: Horovod refuses mixed groups, and different dtypes are never fused with each
         other.
         """
@@ -262,33 +317,29 @@ class HorovodComm(Comm):
             groups.setdefault(value.dtype, []).append(index)
         sums: list[tf.Tensor] = list(values)
         for dtype, members in groups.items():
-            group = [*(values[index] for index in members), _opaque_zeros(1, dtype)]
+            group = [*(values[index] for index in members), opaque_zeros(1, dtype)]
             reduced = self._hvd.grouped_allreduce(
                 group, op=self._hvd.Sum, name=f"{name}_{dtype.name}", ignore_name_scope=True
             )
             for index, value in zip(members, reduced[:-1], strict=True):
                 sums[index] = tf.ensure_shape(value, values[index].shape)
+            # After the sum: a step that ends before it (no more data) must not count.
+            with tf.control_dependencies(reduced[:1]):
+                elements = tf.add_n([tf.size(values[index], tf.int64) for index in members])
+                moved = 2 * (self.size - 1) * dtype.size * elements // self.size
+                self._traffic.count(kind, moved, moved)
         return sums
 
     def allgather_object(self, value: Any) -> list[Any]:
         encoded = json.dumps(value).encode()
         data = tf.io.decode_raw(tf.constant(encoded), tf.uint8) if encoded else tf.zeros([0], tf.uint8)
-        sizes = self._allgather(tf.constant([len(encoded)], tf.int64), "hvd_ctr_object_sizes").numpy()
-        everything = self._allgather(data, "hvd_ctr_object_bytes").numpy().tobytes()
+        sizes = self.allgather(tf.constant([len(encoded)], tf.int64), "hvd_ctr_object_sizes").numpy()
+        everything = self.allgather(data, "hvd_ctr_object_bytes").numpy().tobytes()
         values, begin = [], 0
         for size in sizes:
             values.append(json.loads(everything[begin : begin + int(size)]))
             begin += int(size)
         return values
-
-    def _allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
-        """Concatenates vectors `(n,)` of any length in the order of the ranks."""
-
-        def gather(vector: tf.Tensor) -> tf.Tensor:
-            return self._hvd.allgather(vector, name=name, ignore_name_scope=True)
-
-        specs = (tf.TensorSpec([None], tensor.dtype),)
-        return self._named(("allgather", name, *specs), gather, specs, (tensor,))
 
     def broadcast_variables(self, variables: Sequence[tf.Variable], root: int = 0) -> None:
         if not 0 <= root < self.size:
@@ -309,6 +360,9 @@ class HorovodComm(Comm):
         received = self._named(("broadcast", root, *specs), broadcast, specs, tuple(values))
         for variable, value in zip(variables, received, strict=True):
             variable.assign(value)
+        moved = sum(int(tf.size(value)) * value.dtype.size for value in values)
+        at_root = self.rank == root
+        self._traffic.count("other", moved * (self.size - 1) if at_root else 0, 0 if at_root else moved)
 
     def _broadcast_in_graph(self, value: tf.Tensor, root: int, name: str) -> tf.Tensor:
         if value.dtype == tf.bool or value.dtype.size == 1:
@@ -417,28 +471,6 @@ def _log_start(comm: Comm, threads: int) -> None:
             transport,
             threads or "TensorFlow's default",
         )
-
-
-def _match_rows(tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
-    """`tensor` unchanged, or an InvalidArgumentError if the splits do not sum to its rows.
-
-    Horovod would drop the rest without a word. A reshape needs no copy and, unlike an assertion, does not order the
-    exchange after earlier stateful operations.
-    """
-    shape = tf.concat([tf.reduce_sum(splits)[tf.newaxis], tf.shape(tensor)[1:]], 0)
-    return tf.ensure_shape(
-        tf.reshape(tensor, shape, name=f"{name}_splits_must_sum_to_the_rows"), [None, *tensor.shape[1:]]
-    )
-
-
-def _opaque_zeros(count: int, dtype: tf.DType) -> tf.Tensor:
-    """`(count,)` zeros that the graph optimizers take for random numbers.
-
-    Horovod's operations are not registered as stateful. On constant inputs TensorFlow would run them once and keep the
-    answer, and it would merge two of them on equal inputs; an input made with these zeros prevents both. Unlike other
-    stateful operations the random ones are not ordered among each other, so the collectives stay free to overlap.
-    """
-    return tf.cast(tf.raw_ops.RandomUniformInt(shape=[count], minval=0, maxval=1, seed=1, seed2=1), dtype)
 
 
 def _is_consequence(error: BaseException) -> bool:

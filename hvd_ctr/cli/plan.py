@@ -25,7 +25,7 @@ from hvd_ctr.embedding.sharding import group_by_dim
 
 #: Resident memory of a rank's process without data, model and tables: Python, TensorFlow, Horovod, MPI and
 #: compiled graphs.
-PROCESS_BYTES = 700 << 20
+PROCESS_BYTES = 740 << 20
 
 _FLOAT_BYTES = 4
 # Dense weights, their gradients, and what the optimizer keeps beside them.
@@ -165,6 +165,7 @@ def make_plan(
         lines=None if counted is None else counted.lines,
         counts={} if counted is None else counted.tables,
         evaluates=bool(config.data.eval),
+        exchange=config.embedding.exchange,
     )
     cache, host = config.embedding.cache, config.embedding.host
     groups = [plan_group(layout, demand, cache, host) for layout in group_by_dim(features)]

@@ -60,6 +60,7 @@ class SparseOptimizerConfig(_Frozen):
 
 Initializer = Literal["constant", "uniform", "normal"]
 InvalidIds = Literal["error", "skip"]
+ExchangeMode = Literal["alltoall", "allgather", "allreduce"]
 
 
 class TableConfig(_Frozen):
@@ -333,6 +334,14 @@ class EmbeddingConfig(_Frozen):
     )
     cache: CacheConfig = Field(default_factory=CacheConfig, description="Device cache.")
     host: HostConfig = Field(default_factory=HostConfig, description="Rows that are not on the device.")
+    exchange: ExchangeMode = Field(
+        default="alltoall",
+        description=(
+            "How keys, rows and gradients travel between the ranks; the numbers are the same. alltoall: each rank gets "
+            "its part. allgather: each gets everything and takes its part. allreduce: rows and gradients as a sum over "
+            "buffers that are zero where another rank has the row, keys by allgather."
+        ),
+    )
     initializer: Initializer = Field(default="uniform", description="Distribution of a row's first value.")
     init_scale: float = Field(
         default=0.05, ge=0, description="Value (constant), half width (uniform) or standard deviation (normal)."

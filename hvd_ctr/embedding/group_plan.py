@@ -51,6 +51,7 @@ class GroupDemand:
         counts: table -> occurrences of its ids in an epoch.
         rows: table -> rows that exist in the end, for tables without counts; over all ranks.
         evaluates: whether the run evaluates in between.
+        exchange: how keys, rows and gradients travel (embedding.exchange).
     """
 
     ranks: int
@@ -61,6 +62,16 @@ class GroupDemand:
     counts: Mapping[str, IdCounts] = dataclasses.field(default_factory=dict)
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
     evaluates: bool = False
+    exchange: str = "alltoall"
+
+    def sent(self, size: float, reduced: bool = True) -> float:
+        """Bytes that a rank sends to other ranks (hvd_ctr/traffic.py) for `size` bytes that it has for all ranks, the
+        same number on each; reduced: as a sum, in the mode allreduce (not keys).
+        """
+        others = self.ranks - 1
+        if self.exchange == "alltoall":
+            return size * others / self.ranks
+        return size * others * (2 if reduced and self.exchange == "allreduce" else 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,15 +360,15 @@ def _traffic(
     disk: DiskTraffic | None,
     slots: int,
 ) -> Traffic:
-    others = (demand.ranks - 1) / demand.ranks
     record = memory.record_floats * _FLOAT_BYTES
     misses = loads = None
     if prediction is not None:
         misses = float(prediction.steady_misses.sum())
         loads = misses * record
     evicts = prediction is not None and float(prediction.misses.sum()) > slots
-    header = (_HEADER_WORDS + 2 * len(layout.tables)) * (demand.ranks - 1)
-    row_bytes = keys.received * others * layout.dim * _FLOAT_BYTES
+    # A message to each rank.
+    words = keys.local + (_HEADER_WORDS + 2 * len(layout.tables)) * demand.ranks
+    vector_bytes = layout.dim * _FLOAT_BYTES
     return Traffic(
         local_keys=keys.local,
         received=keys.received,
@@ -365,9 +376,9 @@ def _traffic(
         largest_unique=keys.largest,
         in_flight=keys.in_flight,
         misses=misses,
-        key_bytes=(keys.local * others + header) * _KEY_BYTES,
-        row_bytes=row_bytes,
-        gradient_bytes=keys.local * others * layout.dim * _FLOAT_BYTES,
+        key_bytes=demand.sent(words * _KEY_BYTES, reduced=False),
+        row_bytes=demand.sent(keys.received * vector_bytes),
+        gradient_bytes=demand.sent(keys.local * vector_bytes),
         load_bytes=loads,
         write_back_bytes=loads if evicts else (None if loads is None else 0.0),
         disk_reads=None if disk is None else disk.last_reads,

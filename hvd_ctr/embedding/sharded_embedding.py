@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from hvd_ctr.comm import Comm
 from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig
-from hvd_ctr.embedding import dist, id_counts
+from hvd_ctr.embedding import id_counts
+from hvd_ctr.embedding.dist import row_exchange
 from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
 from hvd_ctr.ops import id_ops, mix_cache_ops
 from hvd_ctr.ops.id_ops import PreparedIds
@@ -44,6 +45,13 @@ class BatchFacts:
     rows: Tensor
     weight_sum: Tensor
     error: Tensor = ""
+
+
+class ReceivedWords(NamedTuple):
+    """What the key exchange brought: words int64 of all ranks and their splits (W) int32."""
+
+    words: Tensor
+    splits: Tensor
 
 
 class Staged(NamedTuple):
@@ -74,6 +82,7 @@ class TableGroup:
         seed: seeds initial values, with table name, id and column.
         name: prefix of cache and collective names, unique in the process.
         host: where the rows live that are not in the cache; None: in memory, without a limit.
+        exchange: how keys, rows and gradients travel: alltoall, allgather or allreduce.
     """
 
     def __init__(
@@ -84,10 +93,15 @@ class TableGroup:
         seed: int,
         name: str,
         host: HostConfig | None = None,
+        exchange: str = "alltoall",
     ) -> None:
         self.layout = layout
         self.name = f"{name}.dim{layout.dim}"
         self._comm = comm
+        #: Batches whose keys a pipeline does well to exchange before the first of them is prefetched; 0: the policy
+        #: makes no use of them.
+        self.window = cache.window if cache.policy == "lookahead" else 0
+        self._exchange = row_exchange(exchange, comm)
         self.cache = mix_cache_ops.create(
             mix_cache_ops.MixCacheSpec(
                 name=self.name,
@@ -143,20 +157,27 @@ class TableGroup:
             world_size=self._comm.size,
         )
 
-    def prefetch(self, prepared: PreparedIds) -> Prefetched:
-        """Key exchange, plan, write-back and load; pins the batch's rows until `backward` or `release`.
+    def input_dist(self, prepared: PreparedIds) -> ReceivedWords:
+        """Key exchange. Collective."""
+        return ReceivedWords(*self._exchange.input_dist(prepared.send, prepared.send_splits, self.name))
+
+    def announce(self, received: ReceivedWords) -> None:
+        """Tells the policy `lookahead` the keys of a batch that will be prefetched after those told before. Local."""
+        mix_cache_ops.announce(self.cache, received.words, received.splits)
+
+    def prefetch(self, received: ReceivedWords) -> Prefetched:
+        """Plan, write-back and load; pins the batch's rows until `backward` or `release`. Local. Batches are prefetched
+        in the order of their key exchanges, though later exchanges may come before.
 
         Raises:
             tf.errors.InvalidArgumentError: a rank's batch holds an invalid id under `invalid_ids: error` (all ranks
             alike). tf.errors.InternalError: a rank reported an error (all ranks alike).
         """
-        words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, self.name)
-        return mix_cache_ops.prefetch(self.cache, words, splits)
+        return mix_cache_ops.prefetch(self.cache, received.words, received.splits)
 
-    def announce(self, words: Tensor, splits: Tensor) -> Tensor:
-        """Tells the policy `lookahead` the keys of a batch to come: what `input_dist` received for it, announced in the
-        order of the prefetches to come. Local; returns whether it was noted (bool scalar)."""
-        return mix_cache_ops.announce(self.cache, words, splits)
+    def end_announcements(self) -> None:
+        """The batches whose keys were exchanged and that are not prefetched yet will not be."""
+        mix_cache_ops.end_announcements(self.cache)
 
     def prefetched_spec(self) -> Prefetched:
         """Specs of what `prefetch` returns."""
@@ -170,13 +191,13 @@ class TableGroup:
             tf.errors.ResourceExhaustedError: an owner's cache cannot hold the batch (all ranks alike).
         """
         rows, send_splits = mix_cache_ops.lookup(self.cache, prefetched.ticket, self.layout.dim)
-        return self._deliver(prepared, rows, send_splits, prefetched.global_rows, prefetched.global_weight, "train")
+        return self._deliver(prepared, rows, send_splits, prefetched.global_rows, prefetched.global_weight, "rows")
 
     def read(self, prepared: PreparedIds) -> Rows:
         """Rows (U, D) for evaluation: nothing is created, moved, pinned or counted. Unseen ids get their initial
         value.
         """
-        words, splits = dist.input_dist(self._comm, prepared.send, prepared.send_splits, f"{self.name}.read")
+        words, splits = self._exchange.input_dist(prepared.send, prepared.send_splits, f"{self.name}.read", "read")
         answer = mix_cache_ops.read(self.cache, words, splits, self.layout.dim)
         return self._deliver(
             prepared, answer.rows, answer.send_splits, answer.global_rows, answer.global_weight, "read"
@@ -191,7 +212,8 @@ class TableGroup:
         global_weight: Tensor,
         kind: str,
     ) -> Rows:
-        rows = dist.output_dist(self._comm, rows, send_splits, prepared.row_splits, f"{self.name}.{kind}")
+        name = f"{self.name}.read" if kind == "read" else self.name
+        rows = self._exchange.output_dist(rows, send_splits, prepared.row_splits, name, kind)
         return Rows(tf.ensure_shape(rows, [None, self.layout.dim]), global_rows, global_weight)
 
     def backward(
@@ -203,7 +225,7 @@ class TableGroup:
         Returns:
             The group's optimizer step, int64 scalar, 1 after the first.
         """
-        gradients = dist.reverse_output_dist(self._comm, d_rows, prepared.row_splits, self.name)
+        gradients = self._exchange.reverse_output_dist(d_rows, prepared.row_splits, self.name)
         return mix_cache_ops.apply(self.cache, prefetched.ticket, gradients, learning_rate_scale)
 
     def release(self, prefetched: Prefetched) -> None:
@@ -221,6 +243,7 @@ class ShardedEmbedding:
         seed: seeds initial values: with one seed, any number of ranks starts alike.
         name: unique in the process.
         host: where the rows of each group live that are not in its cache; None: in memory, without a limit.
+        exchange: how keys, rows and gradients travel: alltoall, allgather or allreduce. The numbers are the same.
 
     Raises:
         ValueError: see `group_by_dim`; or a field outside its range, named.
@@ -235,9 +258,10 @@ class ShardedEmbedding:
         seed: int = 0,
         name: str = "embedding",
         host: HostConfig | None = None,
+        exchange: str = "alltoall",
     ) -> None:
         self.features = tuple(features)
-        self.groups = [TableGroup(layout, cache, comm, seed, name, host) for layout in group_by_dim(features)]
+        self.groups = [TableGroup(layout, cache, comm, seed, name, host, exchange) for layout in group_by_dim(features)]
         self._tables = {
             table.name: (group, index) for group in self.groups for index, table in enumerate(group.layout.tables)
         }

@@ -77,7 +77,10 @@ class StepContext:
                 f"embedding {group.name!r} is called twice in one step, which would apply its row optimizer twice; "
                 "list all features that share its tables in one MixCacheEmbedding and call it once"
             )
-        prefetched = self._staged[group].prefetched if group in self._staged else group.prefetch(prepared)
+        if group in self._staged:
+            prefetched = self._staged[group].prefetched
+        else:
+            prefetched = group.prefetch(group.input_dist(prepared))
         rows = group.lookup(prepared, prefetched)
         self._tape.watch(rows.rows)
         self._lookups.append(_Lookup(group, prepared, prefetched, rows.rows, trainable))

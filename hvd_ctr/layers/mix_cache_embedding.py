@@ -13,7 +13,7 @@ Rows are trained by their table's own optimizer inside HybridModel's train step;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from numpy.typing import NDArray
 
 from hvd_ctr import comm
-from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig
+from hvd_ctr.config import CacheConfig, ExchangeMode, FeatureConfig, HostConfig
 from hvd_ctr.embedding import ShardedEmbedding, TableGroup, step_context
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from hvd_ctr.layers.id_inputs import Bags, GroupIds, check_integer, get_input, group_ids
@@ -50,6 +50,8 @@ class MixCacheEmbedding(keras.layers.Layer):
         trainable: False: rows are looked up and never updated.
         name: layer name; also names the collectives, and the files of a disk tier.
         host: where the rows live that are not in the cache; None: in memory, without a limit.
+        exchange: how keys, rows and gradients travel between the ranks: alltoall, allgather or allreduce. The numbers
+            are the same.
 
     Raises:
         ValueError: contradictory configuration (at construction), or inputs that do not fit a feature (at the call),
@@ -65,13 +67,19 @@ class MixCacheEmbedding(keras.layers.Layer):
         trainable: bool = True,
         name: str | None = None,
         host: HostConfig | None = None,
+        exchange: ExchangeMode = "alltoall",
         **kwargs: Any,
     ) -> None:
         super().__init__(trainable=trainable, name=name, **kwargs)
+        if exchange not in get_args(ExchangeMode):
+            raise ValueError(
+                f"{self.name}: exchange must be one of {', '.join(get_args(ExchangeMode))}, received {exchange!r}"
+            )
         self.supports_jit = False  # Horovod's collectives and our ops have no XLA kernels.
         self.features = tuple(features)
         self.cache = cache or CacheConfig()
         self.host = host or HostConfig()
+        self.exchange = exchange
         self.seed = seed
         self._sharded: ShardedEmbedding | None = None
         self._dims = {feature.name: feature.table.dim for feature in self.features}
@@ -80,7 +88,9 @@ class MixCacheEmbedding(keras.layers.Layer):
     def sharded(self) -> ShardedEmbedding:
         """The tables; made at first use, after `hvd_ctr.init()`."""
         if self._sharded is None:
-            self._sharded = ShardedEmbedding(self.features, self.cache, comm.current(), self.seed, self.name, self.host)
+            self._sharded = ShardedEmbedding(
+                self.features, self.cache, comm.current(), self.seed, self.name, self.host, self.exchange
+            )
         return self._sharded
 
     def build(self, input_shape: Any) -> None:
@@ -96,6 +106,7 @@ class MixCacheEmbedding(keras.layers.Layer):
             "features": [feature.model_dump() for feature in self.features],
             "cache": self.cache.model_dump(),
             "host": self.host.model_dump(),
+            "exchange": self.exchange,
             "seed": self.seed,
         }
 

@@ -60,7 +60,18 @@ TOTAL_COUNTERS = (
 )
 
 # Gradients stop at the rows: what follows `check_rows` is watched, nothing before it.
-for _op in ("MixCache", "Announce", "Prefetch", "Lookup", "Read", "CheckRows", "Apply", "Release", "Flush"):
+for _op in (
+    "MixCache",
+    "Announce",
+    "EndAnnouncements",
+    "Prefetch",
+    "Lookup",
+    "Read",
+    "CheckRows",
+    "Apply",
+    "Release",
+    "Flush",
+):
     tf.no_gradient(f"HvdCtr{_op}")
 for _op in ("Export", "Import", "Step", "SetStep", "Stats", "SetFrequencies", "WarmStart", "PlanMemory"):
     tf.no_gradient(f"HvdCtr{_op}")
@@ -231,6 +242,11 @@ def announce(handle: Tensor, received: Tensor, received_splits: Tensor) -> Tenso
         an error, which its `prefetch` reports.
     """
     return native.ops().hvd_ctr_announce(handle=handle, received=received, received_splits=received_splits)
+
+
+def end_announcements(handle: Tensor) -> None:
+    """The announced batches will not be prefetched. Eager only."""
+    native.ops().hvd_ctr_end_announcements(handle=handle)
 
 
 def lookup(handle: Tensor, ticket: Tensor, dim: int) -> tuple[Tensor, Tensor]:

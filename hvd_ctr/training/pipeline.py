@@ -1,8 +1,8 @@
 """The three-stage pipeline (ScaleFreeCTR): later batches are read and their rows fetched while the present one trains.
 
     Data-Loader    own thread   reads a batch, de-duplicates and partitions its ids
-    Host-Manager   own thread   key exchange, merge, plan, write-back and load; pins the rows of up to `depth` batches
-    ahead GPU-Worker     the caller   the train step, with the batch's tickets
+    Host-Manager   own thread   key exchange; merge, plan, write-back and load; pins the rows of up to `depth` batches
+    GPU-Worker     the caller   the train step, with the batch's tickets
 
     with Pipeline(comm, embeddings, batches, inputs_of, depth=2) as pipeline:
         for batch, staged in pipeline:
@@ -13,13 +13,16 @@ write-back, and the cache decides about batches in their order. The queue betwee
 Host-Manager waits (without spinning) for a permit that the caller gives back by asking for the next batch, and inside
 the cache for slots that a finished step releases.
 
+With the cache policy `lookahead` keys are exchanged `window` batches before their rows are loaded: the cache then knows
+which rows the next batches need, and keeps those. Such a batch holds its data and keys in memory, but no slots.
+
 Only the Host-Manager communicates, by the key exchange, once per batch and group and in the same order on all ranks.
 Its headers also carry what else ranks must agree on: a rank whose data has ended says so and sends empty messages until
 all have ended; a rank whose reader failed sends its error, which is then raised on all ranks. So no rank waits for one
 that has gone.
 
 `close` before the end is collective: ranks may have begun different numbers of exchanges, so they first agree on the
-largest, finish up to there, and give the tickets back.
+largest, finish up to there, and give the tickets back. What was exchanged and not loaded is forgotten.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ctr.comm import Comm
-from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
+from hvd_ctr.embedding.sharded_embedding import BatchFacts, ReceivedWords, Staged
 from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
 from hvd_ctr.ops.id_ops import PreparedIds
 
@@ -65,6 +68,12 @@ class _Prepared(Generic[T]):
 
 
 @dataclasses.dataclass(frozen=True)
+class _Exchanged(Generic[T]):
+    prepared: _Prepared[T]
+    received: list[ReceivedWords]
+
+
+@dataclasses.dataclass(frozen=True)
 class _Failure:
     stage: str
     error: BaseException
@@ -79,7 +88,7 @@ class Pipeline(Generic[T]):
         batches: this rank's batches. Ranks may have different numbers of them.
         inputs_of: a batch -> its Inputs.
         empty: makes a zero-row batch, for ranks that ran dry before the others.
-        depth: batches fetched ahead, 1 .. 8.
+        depth: batches whose rows are fetched ahead, 1 .. 8.
 
     Raises:
         ValueError: depth out of range.
@@ -101,6 +110,8 @@ class Pipeline(Generic[T]):
         self._embeddings = list(embeddings)
         self._groups = [group for layer in embeddings for group in layer.sharded.groups]
         self._depth = self._permits = depth
+        # Batches that are exchanged before the first of them is loaded, itself included.
+        self._window = max([1, *(group.window for group in self._groups)])
         # One lock for all that the three threads share; whoever changes something wakes the others.
         self._shared = threading.Condition()
         self._loaded: deque[_Prepared[T] | _Failure | None] = deque()
@@ -166,8 +177,7 @@ class Pipeline(Generic[T]):
             self._limit = limit
             self._shared.notify_all()
         while (item := self._take_ready()) is not None:
-            for group, staged in zip(self._groups, item[1], strict=True):
-                group.release(staged.prefetched)
+            self._release(item[1])
         self._join()
 
     def _join(self) -> None:
@@ -230,42 +240,82 @@ class Pipeline(Generic[T]):
         return _Prepared(batch, groups)
 
     def _manage(self) -> None:
-        while self._begin_exchange():
-            item = self._next_prepared()
-            staged = [
-                Staged(prepared._replace(send=tf.zeros([0], tf.int64)), group.prefetch(prepared))
-                for group, prepared in zip(self._groups, item.groups, strict=True)
-            ]
-            if not int(staged[0].prefetched.active_ranks):
-                for group, stage in zip(self._groups, staged, strict=True):
-                    group.release(stage.prefetched)
-                break
-            with self._shared:
-                self._ready.append((item.batch, staged))
-                self._shared.notify_all()
+        if self._load_rows():
+            self._finish_exchanges()
+        for group in self._groups:
+            group.end_announcements()
         with self._shared:
             self._limit = self._begun
             self._ready.append(None)
             self._shared.notify_all()
 
-    def _begin_exchange(self) -> bool:
-        """Waits for a permit and for a batch; False when closing and every exchange is made that some rank has
-        begun.
-        """
-        with self._shared:
-            # While closing, the tickets of these last exchanges are given back at once: no permit is needed.
-            self._wait(
-                "Host-Manager",
-                lambda: (
-                    (self._loaded and (self._limit is not None or (self._permits > 0 and not self._frozen)))
-                    or self._done()
-                ),
-            )
-            if self._done():
+    def _load_rows(self) -> bool:
+        """Until the data has ended on all ranks, or, True, the pipeline is being closed."""
+        exchanged: deque[_Exchanged[T]] = deque()
+        while True:
+            while len(exchanged) < self._window:
+                if not self._begin_exchange():
+                    return True
+                exchanged.append(self._exchange())
+                self._announce(exchanged[-1])
+            if not self._take_permit():
+                return True
+            item = exchanged.popleft()
+            staged = [
+                Staged(prepared._replace(send=tf.zeros([0], tf.int64)), group.prefetch(received))
+                for group, prepared, received in zip(self._groups, item.prepared.groups, item.received, strict=True)
+            ]
+            if not int(staged[0].prefetched.active_ranks):
+                self._release(staged)
                 return False
-            self._permits -= 1
+            with self._shared:
+                self._ready.append((item.prepared.batch, staged))
+                self._shared.notify_all()
+
+    def _exchange(self) -> _Exchanged[T]:
+        prepared = self._next_prepared()
+        received = [group.input_dist(ids) for group, ids in zip(self._groups, prepared.groups, strict=True)]
+        return _Exchanged(prepared, received)
+
+    def _announce(self, item: _Exchanged[T]) -> None:
+        for group, received in zip(self._groups, item.received, strict=True):
+            if group.window > 1:
+                group.announce(received)
+
+    def _release(self, staged: Sequence[Staged]) -> None:
+        for group, stage in zip(self._groups, staged, strict=True):
+            group.release(stage.prefetched)
+
+    def _closing(self) -> bool:
+        return self._frozen or self._limit is not None
+
+    def _begin_exchange(self) -> bool:
+        """Waits for a batch; False when the pipeline is being closed."""
+        with self._shared:
+            self._wait("Host-Manager", lambda: self._loaded or self._closing())
+            if self._closing():
+                return False
             self._begun += 1
             return True
+
+    def _take_permit(self) -> bool:
+        """Waits until the rows of one more batch may be loaded; False when the pipeline is being closed."""
+        with self._shared:
+            self._wait("Host-Manager", lambda: self._permits > 0 or self._closing())
+            if self._closing():
+                return False
+            self._permits -= 1
+            return True
+
+    def _finish_exchanges(self) -> None:
+        """Closing: makes the exchanges that some rank has begun."""
+        while True:
+            with self._shared:
+                self._wait("Host-Manager", lambda: self._limit is not None and (self._loaded or self._done()))
+                if self._done():
+                    return
+                self._begun += 1
+            self._exchange()
 
     def _next_prepared(self) -> _Prepared[T]:
         """The loaded batch, or the stand-in of a rank whose data has ended or whose Data-Loader failed (kept for

@@ -120,7 +120,7 @@ def _dense_gradients(comm: comms.Comm, variables: Sequence[Any], gradients: Sequ
     used = [(i, tf.convert_to_tensor(g)) for i, g in enumerate(gradients) if g is not None]
     summed: list[Any] = [None] * len(variables)
     if used:
-        reduced = comm.allreduce_sum([gradient for _, gradient in used], "hvd_ctr.dense_gradients")
+        reduced = comm.allreduce_sum([gradient for _, gradient in used], "hvd_ctr.dense_gradients", "dense")
         for (index, _), value in zip(used, reduced, strict=True):
             summed[index] = value
     return summed

@@ -83,6 +83,29 @@ TEST_F(HintsTest, AnnouncementsOfBatchesThatNeverComeEnd) {
   EXPECT_TRUE(Announce(Range(30, 32)));
 }
 
+TEST_F(HintsTest, EndedAnnouncementsKeepNothing) {
+  Make(EvictionPolicyKind::kLookahead, 6, 2);
+  Train(Range(0, 2));
+  Train(Range(2, 6));
+  EXPECT_TRUE(Announce(Range(0, 2)));
+  EXPECT_TRUE(Announce(Range(50, 52)));
+  cache_->EndAnnouncements();
+  Train(Range(10, 12));
+  EXPECT_EQ(Stats().evictions, 2);
+  Train(Range(2, 6));
+  EXPECT_EQ(Stats().hits, 4);  // 0 and 1 have left, as the longest unused.
+  EXPECT_TRUE(Announce(Range(30, 32)));
+}
+
+TEST_F(HintsTest, BatchesWithoutKeysDoNotCount) {
+  Make(EvictionPolicyKind::kLookahead, 6, 2);
+  EXPECT_FALSE(Announce(Range(0, 0)));
+  EXPECT_TRUE(Announce(Range(0, 2)));
+  for (int64_t step = 0; step < 5; ++step) Train(Range(0, 0));
+  EXPECT_TRUE(Announce(Range(2, 4)));
+  EXPECT_FALSE(Announce(Range(4, 6)));
+}
+
 TEST_F(HintsTest, AnAnnouncementIsCheckedAndChangesNoCounter) {
   Make(EvictionPolicyKind::kLookahead, 4);
   ReceivedKeys received = Range(0, 2);

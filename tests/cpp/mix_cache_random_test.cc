@@ -71,7 +71,7 @@ class Program {
       CheckCounters();
     }
     CompareExport();
-    EXPECT_GT(prefetched_, steps / 10);
+    EXPECT_GT(prefetched_, steps / 20);
     EXPECT_EQ(noted_ > steps / 50, options_.policy == EvictionPolicyKind::kLookahead);
     EXPECT_EQ(cache_->Stats().disk_rows_read > 0, options_.host.kind == HostKind::kDisk);
   }

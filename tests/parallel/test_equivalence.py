@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -27,7 +26,6 @@ import tensorflow as tf
 import hvd_ctr
 from hvd_ctr.comm import Comm
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
-from hvd_ctr.embedding import dist
 from hvd_ctr.embedding.id_counts import write_counts
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from tests.support.dense_reference import DenseReference
@@ -95,8 +93,7 @@ def _announce(comm: Comm, layer: hvd_ctr.MixCacheEmbedding, ids: np.ndarray) -> 
     mine = ids[share(comm, np.arange(_GB))]
     facts = BatchFacts(np.int64(len(mine)), np.float64(len(mine)))
     for group, prepared in zip(layer.sharded.groups, layer.prepare(tf.constant(mine), facts), strict=True):
-        words, splits = dist.input_dist(comm, prepared.send, prepared.send_splits, f"{group.name}.announced")
-        assert group.announce(words, splits)
+        group.announce(group.input_dist(prepared))
 
 
 @functools.cache
@@ -157,29 +154,3 @@ def test_any_ranks_and_cache_equal_the_dense_reference(comm: Comm, kind: str, si
     total = layer.cache_stats()["total"]
     assert (total["evictions"] > 0) == (size != "all rows") or comm.size > 1
     assert total["foreign_keys"] == 0 and total["pinned_slots"] == 0
-
-
-def test_cache_size_and_policy_do_not_change_one_bit(comm: Comm) -> None:
-    """Promise 1: with the same ranks the bits are equal."""
-    ids, dense, labels = _stream()
-    needed = max(comm.allgather_object(needed_slots(_hybrid("adam", 1, "lru")[1].sharded, ids)))
-    outcomes = []
-    for slots, policy in itertools.product((needed, needed + needed // 5, 4096), _POLICIES):
-        model, layer = _hybrid("adam", slots, policy)
-        run = tf.function(
-            lambda x, y, model=model: model.hybrid_step(x, y).loss, reduce_retracing=True, autograph=False
-        )
-        mine = share(comm, np.arange(_GB))
-        for step in range(20):
-            if policy == "lookahead":
-                for ahead in range(0 if step == 0 else step + 3, min(step + 4, 20)):
-                    _announce(comm, layer, ids[ahead])
-            run(
-                {"ids": tf.constant(ids[step][mine]), "numbers": tf.constant(dense[step][mine])},
-                tf.constant(labels[step][mine]),
-            )
-        rows = {table: exported(layer.sharded, comm, table) for table in ("item", "user", "place")}
-        bits = [np.asarray(w).tobytes() for w in model.weights]
-        bits += [entry.tobytes() for table in rows.values() for row_id in sorted(table) for entry in table[row_id]]
-        outcomes.append(b"".join(bits))
-    assert all(outcome == outcomes[0] for outcome in outcomes)

@@ -154,6 +154,48 @@ def test_three_ranks_equal_one():
     assert all(mix_cache_ops.stats(cache, ["a", "b"])[1]["foreign_keys"] == 0 for cache in world)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_foreign_keys_and_absent_rows_stay_as_they_are_under_adam(rank):
+    """A full cache of rows whose moments are not zero: neither messages meant for the other rank nor batches without
+    them touch a row, those in the first and the last slot among them."""
+    adam = [table(optimizer=SparseOptimizerConfig(kind="adam", learning_rate=0.1))]
+    slots = 8
+    cache = make(adam, rank=rank, world_size=2, slots=slots)
+
+    def sent_to(owner, ids):
+        """The message of a batch for one owner, and its keys."""
+        prepared = prepare(column(*ids), adam, 2)
+        words = tf.split(prepared.send, prepared.send_splits)[owner]
+        return words, int(prepared.row_splits[owner])
+
+    def train(words, keys):
+        # The other rank sends nothing but its header.
+        silent, _ = sent_to(rank, [])
+        received = tf.concat([words, silent], 0)
+        ticket = mix_cache_ops.prefetch(cache, received, tf.stack([tf.size(words), tf.size(silent)])).ticket
+        rows, _ = mix_cache_ops.lookup(cache, ticket, DIM)
+        mix_cache_ops.apply(cache, ticket, tf.ones((keys, DIM)), 1.0)
+        return rows.numpy()
+
+    def rows():
+        chunk = mix_cache_ops.export_rows(cache, 0, 0, 100)
+        return {int(i): (r.tobytes(), s.tobytes()) for i, r, s in zip(chunk.ids, chunk.rows, chunk.state, strict=True)}
+
+    own = [i for i in range(100) if sent_to(rank, [i])[1]][:slots]
+    for _ in range(3):
+        train(*sent_to(rank, own))
+    before = rows()
+    assert sorted(before) == own
+    assert mix_cache_ops.stats(cache, ["t"])[0]["t"]["cached_rows"] == slots
+    foreign = [i for i in range(100) if not sent_to(rank, [i])[1]][:5]
+    np.testing.assert_array_equal(train(*sent_to(1 - rank, foreign)), np.zeros((5, DIM), np.float32))
+    assert rows() == before
+    assert mix_cache_ops.stats(cache, ["t"])[1]["foreign_keys"] == 5
+    train(*sent_to(rank, [own[3]]))
+    after = rows()
+    assert [i for i in own if after[i] != before[i]] == [own[3]]
+
+
 def test_failed_prefetch_reaches_every_rank_through_the_rows():
     """Rank 1's cache is too small: its answer is the error, and both ranks raise the same."""
     tables = [table()]

@@ -73,7 +73,17 @@ def test_ops_that_touch_a_cache_or_an_exchange_are_stateful():
     stateful = {name.removeprefix("HvdCtr") for name in names if op_def_registry.get(name).is_stateful}
     assert stateful == {
         *("MixCache", "PrepareBatch", "Prefetch", "Lookup", "Read", "CheckRows", "Apply", "Release", "Flush"),
-        *("Export", "Import", "Step", "SetStep", "Stats", "Announce", "SetFrequencies", "WarmStart"),
+        *(
+            "Export",
+            "Import",
+            "Step",
+            "SetStep",
+            "Stats",
+            "Announce",
+            "EndAnnouncements",
+            "SetFrequencies",
+            "WarmStart",
+        ),
     }
 
 

@@ -136,6 +136,15 @@ def test_announce_leaves_errors_to_the_prefetch() -> None:
         mix_cache_ops.prefetch(handle, bad.send, bad.send_splits)
 
 
+def test_ended_announcements_make_room_for_others() -> None:
+    handle = _cache("lookahead", slots=8, window=1)
+    first, second = _prepare(np.array([1, 2])), _prepare(np.array([3]))
+    assert mix_cache_ops.announce(handle, first.send, first.send_splits)
+    assert not mix_cache_ops.announce(handle, second.send, second.send_splits)
+    mix_cache_ops.end_announcements(handle)
+    assert mix_cache_ops.announce(handle, second.send, second.send_splits)
+
+
 def test_announce_checks_its_splits() -> None:
     batch = _prepare(np.array([1, 2]))
     with pytest.raises(tf.errors.InvalidArgumentError, match="received_splits has 1 entries with sum 3"):

@@ -63,8 +63,10 @@ class EvictionPolicy {
   virtual int64_t allocated_bytes() const = 0;
 
   /// lookahead: a batch that will come after those announced before. False: not noted (the window is full, or the policy looks
-  /// at the past only). May throw std::bad_alloc and then has noted nothing.
+  /// at the past only, or the batch has no keys). May throw std::bad_alloc and then has noted nothing.
   virtual bool Announce(const BatchKeys& /*batch*/) { return false; }
+  /// lookahead: the announced batches will not come.
+  virtual void EndAnnouncements() {}
   /// The batch has come; all its keys are cached by now. Comes before its Use. Ends the oldest announcement of the same keys and
   /// those before it (their batches were skipped); an unannounced batch ends none, but when as many of them have come in a row as
   /// the window is long, the announcements are out of date and all of them end.

@@ -116,8 +116,8 @@ class LookaheadPolicy final : public LruPolicy {
   }
 
   bool Announce(const BatchKeys& batch) override {
-    if (open_.size() >= window_) return false;
     const int64_t count = batch.keys.size();
+    if (open_.size() >= window_ || count == 0) return false;
     coming_.Reserve(coming_.size() + count);
     if (masks_.empty()) masks_.assign(static_cast<size_t>(slots()), 0);
     open_.push_back({count, Sum(batch)});
@@ -130,8 +130,10 @@ class LookaheadPolicy final : public LruPolicy {
     return true;
   }
 
+  void EndAnnouncements() override { End(open_.size()); }
+
   void Arrive(const BatchKeys& batch) override {
-    if (open_.empty()) return;
+    if (open_.empty() || batch.keys.size() == 0) return;
     const Announced arrived{batch.keys.size(), Sum(batch)};
     const auto found = std::find(open_.begin(), open_.end(), arrived);
     if (found == open_.end()) {

@@ -99,6 +99,8 @@ class MixCache {
   /// skipped then. *noted is false where the policy is another or options().window batches are announced already. Moves no rows
   /// and does not wait for Prefetch; may be called from a thread of its own.
   virtual Status Announce(const ReceivedKeys& received, bool* noted) = 0;
+  /// The announced batches will not be prefetched: what they need is no longer kept for them.
+  virtual void EndAnnouncements() = 0;
   /// How often ids (n, distinct) occur, counts (n) >= 0: the order in which the policy `freq` keeps rows. Ids of other ranks are
   /// ignored and counted in *foreign; ids without a count have 0. FAILED_PRECONDITION with another policy.
   virtual Status SetFrequencies(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign) = 0;

@@ -1,4 +1,4 @@
-// MixCache: Announce, SetFrequencies, WarmStart. What they tell the policy decides which rows are cached, never their values.
+// MixCache: Announce, EndAnnouncements, SetFrequencies, WarmStart. They decide which rows are cached, never their values.
 #include <algorithm>
 
 #include "tf_ops/core/mix_cache_impl.h"
@@ -22,6 +22,11 @@ Status MixCacheImpl::Announce(const ReceivedKeys& received, bool* noted) {
                              announced_.inverse.capacity() * sizeof(int32_t) + announced_slots_.capacity() * sizeof(Slot));
     return Status::Ok();
   });
+}
+
+void MixCacheImpl::EndAnnouncements() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  policy_->EndAnnouncements();
 }
 
 Status MixCacheImpl::SetFrequencies(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign) {

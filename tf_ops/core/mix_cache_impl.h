@@ -50,6 +50,7 @@ class MixCacheImpl final : public MixCache {
   Status Import(int32_t table, Span<const int64_t> ids, const float* rows, const float* state, int64_t* foreign,
                 TaskRunner* runner) override;
   Status Announce(const ReceivedKeys& received, bool* noted) override;
+  void EndAnnouncements() override;
   Status SetFrequencies(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign) override;
   Status WarmStart(int64_t* rows, TaskRunner* runner) override;
   int32_t state_floats(int32_t table) const override { return state_floats_[static_cast<size_t>(table)]; }

@@ -1,4 +1,4 @@
-// Kernels of one batch's way through a MixCache: Announce, Prefetch, Lookup, Read, CheckRows, Apply, Release.
+// Kernels of one batch's way through a MixCache: Announce (and its end), Prefetch, Lookup, Read, CheckRows, Apply, Release.
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -155,6 +155,17 @@ class AnnounceOp final : public OpKernel {
   }
 };
 
+class EndAnnouncementsOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    resource->cache()->EndAnnouncements();
+  }
+};
+
 class LookupOp final : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -266,6 +277,7 @@ class ReleaseOp final : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("HvdCtrPrefetch").Device(tensorflow::DEVICE_CPU), PrefetchOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrAnnounce").Device(tensorflow::DEVICE_CPU), AnnounceOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrEndAnnouncements").Device(tensorflow::DEVICE_CPU), EndAnnouncementsOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrRead").Device(tensorflow::DEVICE_CPU), ReadOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrCheckRows").Device(tensorflow::DEVICE_CPU), CheckRowsOp);

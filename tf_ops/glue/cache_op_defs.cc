@@ -206,7 +206,7 @@ A batch with an error (of a rank, or an invalid id) is not noted; its Prefetch r
 
 received: key messages of all ranks, in rank order, as for Prefetch.
 received_splits: (W), words per rank.
-noted: (), false where the policy is another, the window is full, or the batch has an error.
+noted: (), false where the policy is another, the window is full, or the batch has no keys or an error.
 )doc");
 
 REGISTER_OP("HvdCtrSetFrequencies")
@@ -235,6 +235,12 @@ Loads the rows with the largest counts (SetFrequencies) into the free slots.
 
 rows: (), rows loaded.
 )doc");
+
+REGISTER_OP("HvdCtrEndAnnouncements")
+    .Input("handle: resource")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) { return ScalarInputs(c, 0, 0); })
+    .Doc("The batches announced so far will not be prefetched: what they need is no longer kept for them.");
 
 REGISTER_OP("HvdCtrLookup")
     .Input("handle: resource")
