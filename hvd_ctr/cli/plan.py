@@ -262,7 +262,9 @@ def _rank_memory(
     widths = sum(config.model.hidden) + (sum(config.model.bottom_hidden) if config.model.name == "dlrm" else 0)
     trained = 3 * batch * sparse * dim * _FLOAT_BYTES + 2 * batch * widths * _FLOAT_BYTES
     rows = sum(2 * (group.traffic.local_keys + group.traffic.received) * group.dim * _FLOAT_BYTES for group in groups)
-    flying = 2 * config.train.pipeline_depth + 2  # Loaded, fetched, training, and one being read.
+    cache, depth = config.embedding.cache, config.train.pipeline_depth
+    # Loaded, fetched, training, and one being read; lookahead reads further.
+    flying = 2 * depth + 2 + (cache.window if cache.policy == "lookahead" and depth > 0 else 0)
     line = _CRITEO_LINE_BYTES if config.data.format == "criteo" else 8 * (dense + sparse) + 8
     shuffle = config.data.shuffle_rows * line + _READER_BLOCKS * config.data.block_bytes
     dense_bytes = weights * _FLOAT_BYTES * _DENSE_COPIES[config.train.dense_optimizer.kind]

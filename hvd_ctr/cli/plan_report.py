@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from hvd_ctr.cli.plan_findings import size
-from hvd_ctr.embedding.group_plan import GroupPlan
+from hvd_ctr.embedding.group_plan import GroupPlan, TablePlan
 from hvd_ctr.embedding.hit_rate import CachePolicy, predict
 
 if TYPE_CHECKING:
@@ -89,11 +90,11 @@ def _show_tables(console: Console, plan: Plan, group: GroupPlan) -> None:
         "on device, rank",
         "hit rate",
     )
-    for row in group.tables:
+    for name, row in _alike(group):
         each = row.row_bytes + row.index_bytes_per_row
         table.add_row(
-            row.name,
-            "grows" if row.rows is None else _rows(row.rows * plan.ranks),
+            name,
+            "grow" if row.rows is None else _rows(row.rows * plan.ranks),
             f"{row.row_bytes}" + (f" + {row.index_bytes_per_row:.0f}" if row.index_bytes_per_row else ""),
             f"{each:,.0f} B per row" if row.host_bytes is None else size(row.host_bytes),
             "-" if row.host_bytes is None else size(row.host_bytes * plan.ranks),
@@ -101,6 +102,16 @@ def _show_tables(console: Console, plan: Plan, group: GroupPlan) -> None:
             _share(row.hit_rate),
         )
     console.print(table)
+
+
+def _alike(group: GroupPlan) -> Iterator[tuple[str, TablePlan]]:
+    """The tables with their names; those of which nothing is known together."""
+    growing = [table for table in group.tables if table.rows is None]
+    if len(growing) > 1:
+        yield f"{len(growing)} tables", growing[0]
+    for table in group.tables:
+        if table.rows is not None or len(growing) == 1:
+            yield table.name, table
 
 
 def _show_group_memory(console: Console, plan: Plan, group: GroupPlan) -> None:
@@ -191,8 +202,10 @@ def _with_slots(policy: CachePolicy, slots: int) -> CachePolicy:
 
 
 def _show_memory(console: Console, plan: Plan) -> None:
-    table = _table("Memory of one rank (without a GPU the device tier is RAM too)", "what", "bytes")
-    table.add_row("tables, device tier", size(sum(group.memory.device_bytes for group in plan.groups)))
+    table = _table("Memory of one rank", "what", "bytes")
+    table.add_row(
+        "tables, device tier (RAM without a GPU)", size(sum(group.memory.device_bytes for group in plan.groups))
+    )
     table.add_row("tables, host tier in RAM", size(sum(group.memory.host_bytes for group in plan.groups)))
     table.add_row(f"dense model, {plan.dense_weights:,} weights, with optimizer", size(plan.memory.dense))
     table.add_row("batches in flight and activations, about", size(plan.memory.batches))

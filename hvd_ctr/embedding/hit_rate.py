@@ -309,5 +309,9 @@ def solve(function: Callable[[float], float], value: float, most: float) -> floa
 
 def equal_horizon(stream: IdStream, misses: float, steps: float) -> Prediction:
     """The LRU cache with as many misses: what is known of a policy without a formula, by class."""
-    window = solve(lambda x: -float(with_horizon(stream, lru_horizon(x), steps).misses.sum()), -misses, stream.batches)
+
+    def hits(window: float) -> float:
+        return -float(with_horizon(stream, lru_horizon(window), steps).misses.sum())
+
+    window = solve(hits, -misses, 2 * stream.batches)
     return with_horizon(stream, lru_horizon(window), steps)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_ctr.config import FeatureConfig, SparseOptimizerConfig, TableConfig
-from hvd_ctr.embedding.hit_rate import CachePolicy, Prediction, equal_horizon, lru_horizon, with_horizon
+from hvd_ctr.embedding.hit_rate import CachePolicy, Prediction, equal_horizon, lru_horizon, predict, with_horizon
 from hvd_ctr.embedding.id_stream import IdStream
 from hvd_ctr.ops import id_ops, mix_cache_ops
 
@@ -41,6 +41,8 @@ def predict_by_replay(
     Of a long run several batches are replayed as one while they are small beside the cache, and then its first part
     only. What carries over is the horizon, the batches within which a row must come again to hit.
     """
+    if stream.rows() <= cache.slots:
+        return predict(stream, dataclasses.replace(cache, policy="lru"), steps)
     joined = _joined(stream, cache, steps, most_steps)
     coarse = dataclasses.replace(stream, batches=stream.batches / joined)
     steps_all = max(1, round(steps / joined))
