@@ -20,6 +20,7 @@ _EXAMPLES = {
     "predict": "hvd-ctr predict configs/quickstart.yaml --set 'data.predict=[day_7.txt]' --output scores.txt",
     "synth": "hvd-ctr synth configs/quickstart.yaml --set synth.train_rows=1000000",
     "count": "launch/mpirun.sh -np 2 hvd-ctr count configs/quickstart.yaml",
+    "plan": "hvd-ctr plan configs/quickstart.yaml --ranks 2",
     "bench": "launch/mpirun.sh -np 2 hvd-ctr bench train-step",
 }
 _ABOUT = {
@@ -28,6 +29,8 @@ _ABOUT = {
     "predict": "Write one click probability per line of data.predict, in input order.",
     "synth": "Make Criteo-shaped data with a hidden teacher, as the config's synth block says.",
     "count": "Count how often each id of data.train occurs, for embedding.cache.policy: freq; write a Parquet file.",
+    "plan": "Say before a run what it will take and move: memory by tier, rows and bytes per step, expected hit rate; "
+    "exit code 1 if something does not fit. Starts no ranks.",
     "bench": "Measure a part of the trainer. `train-step`: the common peer workload, by environment SCALE DIM "
     "BATCH STEPS WARM MLP SLOTS.",
 }
@@ -85,9 +88,28 @@ def _parser() -> argparse.ArgumentParser:
                 action="store_true",
                 help="start from the beginning and remove the checkpoints that the run folder holds",
             )
+        if name == "plan":
+            _add_plan_options(command)
         if name == "predict":
             command.add_argument("--output", required=True, metavar="FILE", help="file to write, one score per line")
     return parser
+
+
+def _add_plan_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--ranks", type=int, default=1, metavar="W", help="ranks of the run (default: 1)")
+    command.add_argument(
+        "--ranks-per-host", type=int, metavar="N", help="of them on one machine like this one (default: all)"
+    )
+    command.add_argument(
+        "--counts",
+        metavar="FILE",
+        help=(
+            "id counts, as `hvd-ctr count` writes; default: embedding.cache.counts, or counts.parquet in the run folder"
+        ),
+    )
+    command.add_argument(
+        "--json", metavar="FILE", help="write all figures as JSON too; -: to standard output, in place of the tables"
+    )
 
 
 def _load(arguments: argparse.Namespace) -> TrainConfig:
@@ -110,6 +132,18 @@ def _run(arguments: argparse.Namespace) -> int:
         from hvd_ctr.cli import count
 
         return count.count(config, arguments.output, arguments.max_ids)
+    if arguments.command == "plan":
+        if _launcher_rank() != 0:
+            return 0  # one process says it
+        from hvd_ctr.cli import plan
+
+        return plan.plan(
+            config,
+            ranks=arguments.ranks,
+            ranks_per_host=arguments.ranks_per_host,
+            counts_file=arguments.counts,
+            json_file=arguments.json,
+        )
     from hvd_ctr.cli import commands
 
     if arguments.command == "train":

@@ -63,7 +63,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
     ),
     ({"eviction_policy", "eviction_recency", "eviction_frequency", "eviction_clock"}, True),
     ({"cache_plan", "device_backend", "key_exchange", "mix_cache_options"}, False),
-    ({"mix_cache", "mix_cache_impl", "mix_cache_prefetch", "mix_cache_export", "mix_cache_hints"}, True),
+    ({"mix_cache", "mix_cache_impl", "mix_cache_prefetch", "mix_cache_export", "mix_cache_hints", "memory_plan"}, True),
 ]
 BACKENDS = ("cpu", "cuda")
 

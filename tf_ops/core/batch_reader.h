@@ -44,6 +44,8 @@ class BatchReader {
   /// cannot be read; then some were not handed to done. No read is under way on return.
   Status Read(const RecordFile& file, Span<const RecordRead> sorted, const Done& done);
 
+  /// allocated_bytes() after Allocate.
+  int64_t planned_bytes() const { return depth_ * run_bytes_ + static_cast<int64_t>(depth_) * int64_t{sizeof(Run)}; }
   int64_t allocated_bytes() const { return buffers_.bytes() + static_cast<int64_t>(depth_) * int64_t{sizeof(Run)}; }
 
  private:

@@ -47,6 +47,14 @@ class ChunkedArray {
     return true;
   }
 
+  /// allocated_bytes() with room for `elements`.
+  static int64_t PlannedBytes(int64_t elements) {
+    const int64_t chunks = (elements + (int64_t{1} << kChunkBits) - 1) >> kChunkBits;
+    int64_t listed = chunks > 0 ? 1 : 0;  // std::vector doubles.
+    while (listed < chunks) listed *= 2;
+    return chunks * kChunkBytes + listed * static_cast<int64_t>(sizeof(AlignedBlock));
+  }
+
   int64_t allocated_bytes() const {
     return static_cast<int64_t>(chunks_.size()) * kChunkBytes + static_cast<int64_t>(chunks_.capacity() * sizeof(AlignedBlock));
   }

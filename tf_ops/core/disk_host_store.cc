@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kMostPartBytes = int64_t{2} << 20;  // Of a cache chunk, of a segment, of the reader's buffers.
 constexpr int kExtentBits = 6;
+int64_t PartBytes(int64_t ram_bytes) { return std::min(kMostPartBytes, ram_bytes / 32); }
 
 class DiskHostStore final : public HostStore {
  public:
@@ -27,7 +28,7 @@ class DiskHostStore final : public HostStore {
                 std::unique_ptr<RecordFile> file)
       : owner_(spec.owner),
         limit_(host.ram_bytes),
-        part_bytes_(tuning.part_bytes > 0 ? tuning.part_bytes : std::min(kMostPartBytes, limit_ / 32)),
+        part_bytes_(tuning.part_bytes > 0 ? tuning.part_bytes : PartBytes(limit_)),
         most_chunks_(tuning.most_chunks > 0 ? tuning.most_chunks : std::numeric_limits<int64_t>::max()),
         record_floats_(spec.record_floats),
         record_bytes_(record_floats_ * static_cast<int64_t>(sizeof(float))),
@@ -43,13 +44,39 @@ class DiskHostStore final : public HostStore {
     reads_.reserve(static_cast<size_t>(kSlice));
     if (const Status status = log_.Allocate(); !status.ok()) return failed(status);
     if (const Status status = reader_.Allocate(use_uring); !status.ok()) return failed(status);
-    // Index and ids of the first rows, one chunk of the cache, and room for one more while the index grows.
-    const int64_t least = HeldBytes() + 2 * cache_.chunk_bytes() + kFirstRowsBytes + kSpareBytes;
+    const int64_t least = LeastBytes(HeldBytes(), cache_.chunk_bytes());
     if (limit_ < least) {
       return MakeStatus(StatusCode::kInvalidArgument, owner_, ": embedding.host.ram_bytes is ", limit_, "; records of ",
                         record_bytes_, " bytes on disk need at least ", least, ", and each row takes up to 34 bytes of it");
     }
     return Status::Ok();
+  }
+
+  static HostStorePlan Plan(const HostStoreSpec& spec, const HostOptions& host, Span<const int64_t> rows, int64_t appended) {
+    const int64_t record_bytes = spec.record_floats * static_cast<int64_t>(sizeof(float));
+    const int64_t part_bytes = PartBytes(host.ram_bytes);
+    RecordCache cache(record_bytes, part_bytes, host.ram_bytes);
+    const SegmentLog log(nullptr, record_bytes, part_bytes);
+    // 512: the usual block of direct access; it matters for records near the size of a buffer only.
+    const BatchReader reader(record_bytes, 512, part_bytes);
+    int64_t total = 0;
+    for (const int64_t count : rows) total += count;
+    HostStorePlan plan;
+    plan.index_bytes = RowCatalog::PlannedBytes(rows, kExtentBits) +
+                       ChunkedArray<uint32_t>::PlannedBytes(RowCatalog::PlannedRowLimit(rows, kExtentBits));
+    plan.buffer_bytes = log.planned_bytes() + reader.planned_bytes() + kSlice * static_cast<int64_t>(sizeof(RecordRead));
+    plan.record_bytes = cache.allocated_bytes();
+    const std::vector<int64_t> none(static_cast<size_t>(rows.size()), 0);
+    plan.least_ram_bytes =
+        LeastBytes(plan.record_bytes + plan.buffer_bytes + RowCatalog::PlannedBytes(none, kExtentBits), cache.chunk_bytes());
+    const int64_t left = host.ram_bytes - plan.index_bytes - plan.buffer_bytes - plan.record_bytes;
+    const int64_t wanted = (total + cache.chunk_slots() - 1) / cache.chunk_slots();
+    const int64_t chunks = std::min(wanted, std::max<int64_t>(1, left / cache.chunk_bytes()));
+    plan.record_bytes += chunks * cache.chunk_bytes();
+    plan.cached_rows = std::min(total, chunks * cache.chunk_slots());
+    plan.disk_bytes = log.PlannedFileBytes(total - plan.cached_rows, appended);
+    plan.disk_row_bytes = log.stride();
+    return plan;
   }
 
   Status Load(Span<const Key> keys, float* records, uint8_t* found, TaskRunner* /*runner*/) const override {
@@ -146,6 +173,9 @@ class DiskHostStore final : public HostStore {
   static constexpr uint32_t kInRam = SegmentLog::kMostPlaces;
   static constexpr int64_t kFirstRowsBytes =
       (int64_t{256} * 16 * 8) + ChunkedArray<int64_t>::kChunkBytes + 2 * ChunkedArray<uint32_t>::kChunkBytes + 4096;
+
+  // Index and ids of the first rows, one chunk of the cache, and room for one more while the index grows.
+  static int64_t LeastBytes(int64_t held, int64_t chunk_bytes) { return held + 2 * chunk_bytes + kFirstRowsBytes + kSpareBytes; }
 
   int64_t HeldBytes() const {
     return catalog_.allocated_bytes() + places_.allocated_bytes() + cache_.allocated_bytes() + log_.allocated_bytes() +
@@ -330,6 +360,10 @@ class DiskHostStore final : public HostStore {
 };
 
 }  // namespace
+
+HostStorePlan PlanDiskHostStore(const HostStoreSpec& spec, const HostOptions& host, Span<const int64_t> rows, int64_t appended) {
+  return DiskHostStore::Plan(spec, host, rows, appended);
+}
 
 Result<std::unique_ptr<HostStore>> MakeDiskHostStore(const HostStoreSpec& spec, const HostOptions& host,
                                                      const DiskStoreTuning& tuning) {

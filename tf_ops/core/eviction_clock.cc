@@ -74,6 +74,8 @@ class ClockPolicy final : public EvictionPolicy {
 
 }  // namespace
 
+int64_t PlanClockBytes(int64_t slots) { return slots; }
+
 std::unique_ptr<EvictionPolicy> MakeClockPolicy(int64_t slots) { return std::make_unique<ClockPolicy>(slots); }
 
 }  // namespace hvd_ctr

@@ -39,6 +39,13 @@ class RankedPolicy : public EvictionPolicy {
     }
   }
 
+  /// The heap has one entry per cached slot; entries of what the last PickVictims passed are held beside it.
+  static int64_t PlannedBytes(int64_t slots, int64_t passed) {
+    int64_t held = 1;  // std::vector doubles.
+    while (held < passed) held *= 2;
+    return slots * static_cast<int64_t>(sizeof(Life) + sizeof(Entry)) + held * static_cast<int64_t>(sizeof(Entry));
+  }
+
   int64_t allocated_bytes() const override {
     return static_cast<int64_t>(lives_.capacity() * sizeof(Life) + (heap_.capacity() + held_.capacity()) * sizeof(Entry));
   }
@@ -189,6 +196,11 @@ class FreqPolicy final : public RankedPolicy {
 };
 
 }  // namespace
+
+int64_t PlanFrequencyBytes(EvictionPolicyKind kind, int64_t slots, const PolicyDemand& demand) {
+  const bool counts = kind == EvictionPolicyKind::kFreq && demand.counted > 0;
+  return RankedPolicy::PlannedBytes(slots, demand.passed) + (counts ? KeyMap::PlannedBytes(demand.counted) : 0);
+}
 
 std::unique_ptr<EvictionPolicy> MakeLfuPolicy(int64_t slots) { return std::make_unique<LfuPolicy>(slots); }
 

@@ -18,4 +18,18 @@ std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(EvictionPolicyKind kind, int6
   return MakeLruPolicy(slots);
 }
 
+int64_t PlanPolicyBytes(EvictionPolicyKind kind, int64_t slots, const PolicyDemand& demand) {
+  switch (kind) {
+    case EvictionPolicyKind::kLfu:
+    case EvictionPolicyKind::kFreq:
+      return PlanFrequencyBytes(kind, slots, demand);
+    case EvictionPolicyKind::kClock:
+      return PlanClockBytes(slots);
+    case EvictionPolicyKind::kLookahead:
+    case EvictionPolicyKind::kLru:
+      break;
+  }
+  return PlanRecencyBytes(kind, slots, demand);
+}
+
 }  // namespace hvd_ctr

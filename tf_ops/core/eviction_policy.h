@@ -83,12 +83,25 @@ class EvictionPolicy {
 /// slots: S, 1 .. 2^28. window: lookahead's longest, 0 .. kMaxWindow batches.
 std::unique_ptr<EvictionPolicy> MakeEvictionPolicy(EvictionPolicyKind kind, int64_t slots, int32_t window = 0);
 
-// Parts of MakeEvictionPolicy: eviction_recency.cc, eviction_frequency.cc, eviction_clock.cc.
+/// What a policy keeps besides its slots, at most.
+struct PolicyDemand {
+  int64_t coming = 0;   ///< lookahead: keys of the announced batches, distinct but for those of the last one.
+  int64_t counted = 0;  ///< freq: keys with counts.
+  int64_t passed = 0;   ///< lfu, freq: slots that one PickVictims looks at, busy ones included.
+};
+
+/// allocated_bytes() of a policy in use.
+int64_t PlanPolicyBytes(EvictionPolicyKind kind, int64_t slots, const PolicyDemand& demand);
+
+// Parts of MakeEvictionPolicy and PlanPolicyBytes: eviction_recency.cc, eviction_frequency.cc, eviction_clock.cc.
 std::unique_ptr<EvictionPolicy> MakeLruPolicy(int64_t slots);
 std::unique_ptr<EvictionPolicy> MakeLookaheadPolicy(int64_t slots, int32_t window);
 std::unique_ptr<EvictionPolicy> MakeLfuPolicy(int64_t slots);
 std::unique_ptr<EvictionPolicy> MakeFreqPolicy(int64_t slots);
 std::unique_ptr<EvictionPolicy> MakeClockPolicy(int64_t slots);
+int64_t PlanRecencyBytes(EvictionPolicyKind kind, int64_t slots, const PolicyDemand& demand);
+int64_t PlanFrequencyBytes(EvictionPolicyKind kind, int64_t slots, const PolicyDemand& demand);
+int64_t PlanClockBytes(int64_t slots);
 
 }  // namespace hvd_ctr
 

@@ -17,7 +17,11 @@ class LruPolicy : public EvictionPolicy {
  public:
   explicit LruPolicy(int64_t slots) : position_(static_cast<size_t>(slots), -1) {
     // After Compact at most S entries are left and one call brings at most S more, so this capacity is never exceeded.
-    log_.reserve(static_cast<size_t>(4 * slots));
+    log_.reserve(static_cast<size_t>(kLogPerSlot * slots));
+  }
+
+  static int64_t PlannedBytes(int64_t slots) {
+    return slots * static_cast<int64_t>(sizeof(int32_t) + kLogPerSlot * sizeof(Slot));
   }
 
   void Use(Span<const Slot> slots) final {
@@ -70,6 +74,7 @@ class LruPolicy : public EvictionPolicy {
 
  private:
   static constexpr int32_t kPrefetchAhead = 16;
+  static constexpr int64_t kLogPerSlot = 4;
 
   bool Live(int32_t entry) const { return position_[log_[entry]] == entry; }
 
@@ -157,6 +162,11 @@ class LookaheadPolicy final : public LruPolicy {
     if (missing > 0) PickFarthest(missing, busy, victims);
   }
 
+  /// What the first announcement brings.
+  static int64_t PlannedExtra(int64_t slots, int64_t coming) {
+    return KeyMap::PlannedBytes(coming) + slots * static_cast<int64_t>(sizeof(uint64_t));
+  }
+
   int64_t allocated_bytes() const override {
     return LruPolicy::allocated_bytes() + coming_.allocated_bytes() + static_cast<int64_t>(masks_.capacity() * sizeof(uint64_t));
   }
@@ -231,6 +241,11 @@ class LookaheadPolicy final : public LruPolicy {
 };
 
 }  // namespace
+
+int64_t PlanRecencyBytes(EvictionPolicyKind kind, int64_t slots, const PolicyDemand& demand) {
+  const bool announced = kind == EvictionPolicyKind::kLookahead && demand.coming > 0;
+  return LruPolicy::PlannedBytes(slots) + (announced ? LookaheadPolicy::PlannedExtra(slots, demand.coming) : 0);
+}
 
 std::unique_ptr<EvictionPolicy> MakeLruPolicy(int64_t slots) { return std::make_unique<LruPolicy>(slots); }
 

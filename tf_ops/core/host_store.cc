@@ -26,7 +26,7 @@ std::string FileStem(const MixCacheOptions& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<HostStore>> MakeHostStore(const MixCacheOptions& options) {
+HostStoreSpec MakeHostStoreSpec(const MixCacheOptions& options) {
   HostStoreSpec spec;
   spec.owner = internal::StrCat("mix_cache '", options.name, "' on rank ", options.rank);
   spec.file_stem = FileStem(options);
@@ -34,6 +34,16 @@ Result<std::unique_ptr<HostStore>> MakeHostStore(const MixCacheOptions& options)
   int32_t state = 0;
   for (const TableOptions& table : options.tables) state = std::max(state, StateFloats(table.optimizer, options.dim));
   spec.record_floats = options.dim + state;
+  return spec;
+}
+
+HostStorePlan PlanHostStore(const HostStoreSpec& spec, const HostOptions& host, Span<const int64_t> rows, int64_t appended) {
+  if (host.kind == HostKind::kDisk) return PlanDiskHostStore(spec, host, rows, appended);
+  return PlanRamHostStore(spec, host.ram_bytes, rows);
+}
+
+Result<std::unique_ptr<HostStore>> MakeHostStore(const MixCacheOptions& options) {
+  const HostStoreSpec spec = MakeHostStoreSpec(options);
   if (options.host.kind == HostKind::kDisk) return MakeDiskHostStore(spec, options.host);
   return MakeRamHostStore(spec, options.host.ram_bytes);
 }

@@ -57,10 +57,31 @@ struct HostStoreSpec {
   int32_t tables = 1;
 };
 
+/// Bytes of one store, planned.
+struct HostStorePlan {
+  int64_t record_bytes = 0;     ///< RAM for records: the arena, or the second-level cache of a store on disk.
+  int64_t index_bytes = 0;      ///< RAM for the index.
+  int64_t buffer_bytes = 0;     ///< RAM for buffers, whatever the rows.
+  int64_t cached_rows = 0;      ///< Records that the second-level cache holds; all rows for a store in RAM.
+  int64_t disk_bytes = 0;       ///< The file.
+  int64_t disk_row_bytes = 0;   ///< Of which one record takes.
+  int64_t least_ram_bytes = 0;  ///< ram_bytes below this do not do, for the buffers and a first chunk of rows (disk).
+};
+
+/// What a store takes that holds rows[t] rows of table t: HostStore::allocated_bytes and DiskStats::bytes, expected over the
+/// hashes of the keys. A store that these rows do not fit into is planned as if its budget were larger.
+/// appended: records written to the file so far, those overwritten since included; 0: each row once.
+HostStorePlan PlanHostStore(const HostStoreSpec& spec, const HostOptions& host, Span<const int64_t> rows, int64_t appended);
+// Parts of it: ram_host_store.cc, disk_host_store.cc.
+HostStorePlan PlanRamHostStore(const HostStoreSpec& spec, int64_t ram_bytes, Span<const int64_t> rows);
+HostStorePlan PlanDiskHostStore(const HostStoreSpec& spec, const HostOptions& host, Span<const int64_t> rows, int64_t appended);
+
 /// Rows in RAM: chunked arena (never moves, grows by chunks) and RowCatalog. ram_bytes 0: no limit.
 std::unique_ptr<HostStore> MakeRamHostStore(const HostStoreSpec& spec, int64_t ram_bytes);
 std::unique_ptr<HostStore> MakeRamHostStore(int32_t record_floats, int32_t tables);
 
+/// Of the store that MakeHostStore makes.
+HostStoreSpec MakeHostStoreSpec(const MixCacheOptions& options);
 /// The store that options.host asks for; errors as in MakeDiskHostStore.
 Result<std::unique_ptr<HostStore>> MakeHostStore(const MixCacheOptions& options);
 

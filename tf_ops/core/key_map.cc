@@ -2,9 +2,14 @@
 
 namespace hvd_ctr {
 
-void KeyMap::Reserve(int64_t keys) {
+int KeyMap::BitsFor(int64_t keys) {
   int bits = 4;
   while ((int64_t{1} << bits) * 2 < keys * 3) ++bits;
+  return bits;
+}
+
+void KeyMap::Reserve(int64_t keys) {
+  const int bits = BitsFor(keys);
   if (entries_.empty() || bits > 64 - shift_) Rehash(bits);
 }
 

@@ -21,6 +21,8 @@ namespace hvd_ctr {
 class KeyMap {
  public:
   int64_t size() const { return size_; }
+  /// allocated_bytes() after Reserve(keys).
+  static int64_t PlannedBytes(int64_t keys) { return int64_t{sizeof(Entry)} << BitsFor(keys); }
   int64_t allocated_bytes() const { return static_cast<int64_t>(entries_.capacity() * sizeof(Entry)); }
 
   /// Room for `keys` keys in all.
@@ -58,6 +60,7 @@ class KeyMap {
     int32_t table = kEmpty;
   };
 
+  static int BitsFor(int64_t keys);
   static uint64_t Hash(const Entry& entry) { return HashKey(entry.table, entry.id, kDirectorySalt); }
   uint64_t Home(uint64_t hash) const { return hash >> shift_; }
   uint64_t Probe(const Key& key, uint64_t hash) const {

@@ -59,9 +59,10 @@ class MixCacheImpl final : public MixCache {
   MixCacheStats Stats() const override;
   const MixCacheOptions& options() const override { return options_; }
 
- private:
   /// Rows moved at a time: bounds the staging memory and keeps it in the processor's cache.
   static constexpr int64_t kMoveRows = 4096;
+
+ private:
   static constexpr int64_t kRowGrain = 256;
   static constexpr int64_t kDeviceCursor = int64_t{1} << 62;  // Of Export: from here on, rows that only the device has.
 

@@ -41,8 +41,7 @@ class RecordArena {
   /// Makes room for rows 0 .. row, with at most `left` bytes more. If that is not possible, nothing has changed.
   Room Reserve(uint32_t row, int64_t left) {
     if ((row >> chunk_bits_) < chunks_.size()) return Room::kThere;
-    // Slabs of several chunks give room for huge pages; an eighth of what there is bounds the unused part.
-    const int64_t count = std::min(left / chunk_bytes(), std::clamp<int64_t>(static_cast<int64_t>(chunks_.size()) / 8, 1, 8));
+    const int64_t count = std::min(left / chunk_bytes(), SlabChunks(static_cast<int64_t>(chunks_.size())));
     if (count < 1) return Room::kOverBudget;
     AlignedBlock slab;
     if (!slab.Allocate(count * chunk_bytes())) return Room::kNoMemory;
@@ -56,6 +55,19 @@ class RecordArena {
     return Room::kThere;
   }
 
+  /// allocated_bytes() with room for rows 0 .. rows-1.
+  int64_t PlannedBytes(int64_t rows) const {
+    const int64_t needed = (rows + (int64_t{1} << chunk_bits_) - 1) >> chunk_bits_;
+    int64_t chunks = 0;
+    int64_t listed = 0;
+    while (chunks < needed) {
+      const int64_t count = SlabChunks(chunks);
+      listed = std::max(listed, 2 * chunks + count);
+      chunks += count;
+    }
+    return chunks * chunk_bytes() + listed * static_cast<int64_t>(sizeof(float*));
+  }
+
   int64_t record_bytes() const { return int64_t{record_floats_} * static_cast<int64_t>(sizeof(float)); }
   int64_t allocated_bytes() const { return bytes_ + static_cast<int64_t>(chunks_.capacity() * sizeof(float*)); }
 
@@ -63,6 +75,9 @@ class RecordArena {
   static constexpr int64_t kMaxChunkBytes = int64_t{2} << 20;
 
   int64_t chunk_bytes() const { return record_bytes() << chunk_bits_; }
+
+  // Slabs of several chunks give room for huge pages; an eighth of what there is bounds the unused part.
+  static int64_t SlabChunks(int64_t chunks) { return std::clamp<int64_t>(chunks / 8, 1, 8); }
 
   const int32_t record_floats_;
   int chunk_bits_ = 0;
@@ -80,6 +95,17 @@ class RamHostStore final : public HostStore {
         arena_(spec.record_floats, limit_),
         catalog_(spec.tables, ExtentBits(arena_.record_bytes())) {
     rows_.reserve(static_cast<size_t>(kSlice));
+  }
+
+  static HostStorePlan Plan(const HostStoreSpec& spec, int64_t ram_bytes, Span<const int64_t> rows) {
+    const RecordArena arena(spec.record_floats, ram_bytes > 0 ? ram_bytes : kNoLimit);
+    const int extent_bits = ExtentBits(arena.record_bytes());
+    HostStorePlan plan;
+    plan.record_bytes = arena.PlannedBytes(RowCatalog::PlannedRowLimit(rows, extent_bits));
+    plan.index_bytes = RowCatalog::PlannedBytes(rows, extent_bits);
+    plan.buffer_bytes = kSlice * static_cast<int64_t>(sizeof(uint32_t));
+    for (const int64_t count : rows) plan.cached_rows += count;
+    return plan;
   }
 
   Status Load(Span<const Key> keys, float* records, uint8_t* found, TaskRunner* runner) const override {
@@ -243,6 +269,10 @@ class RamHostStore final : public HostStore {
 };
 
 }  // namespace
+
+HostStorePlan PlanRamHostStore(const HostStoreSpec& spec, int64_t ram_bytes, Span<const int64_t> rows) {
+  return RamHostStore::Plan(spec, ram_bytes, rows);
+}
 
 std::unique_ptr<HostStore> MakeRamHostStore(const HostStoreSpec& spec, int64_t ram_bytes) {
   return std::make_unique<RamHostStore>(spec, ram_bytes);

@@ -31,6 +31,7 @@ class RecordCache {
   int64_t chunks() const { return static_cast<int64_t>(chunks_.size()); }
   int64_t chunk_bytes() const { return (record_bytes_ + kSlotBytes) << chunk_bits_; }
   int64_t slots() const { return chunks() << chunk_bits_; }
+  int64_t chunk_slots() const { return int64_t{1} << chunk_bits_; }
   int64_t allocated_bytes() const {
     return chunks() * chunk_bytes() + static_cast<int64_t>(chunks_.capacity() * sizeof(AlignedBlock));
   }

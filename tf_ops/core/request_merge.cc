@@ -64,8 +64,7 @@ Status RequestMerge::Run(Span<const int64_t> ids, Span<const int32_t> tables, Me
 
   merged->keys.resize(static_cast<size_t>(count));
   merged->hashes.resize(static_cast<size_t>(count));
-  int bits = 4;
-  while ((int64_t{1} << bits) < 2 * count) ++bits;
+  const int bits = EntryBits(count);
   const size_t size = size_t{1} << bits;
   entries_.assign(size, Entry{0, 0});
   const int shift = 64 - bits;
@@ -92,6 +91,18 @@ Status RequestMerge::Run(Span<const int64_t> ids, Span<const int32_t> tables, Me
   merged->keys.resize(unique);
   merged->hashes.resize(unique);
   return Status::Ok();
+}
+
+int RequestMerge::EntryBits(int64_t count) {
+  int bits = 4;
+  while ((int64_t{1} << bits) < 2 * count) ++bits;
+  return bits;
+}
+
+int64_t RequestMerge::PlannedBytes(int64_t count, int64_t once) {
+  // hashes_ is doubled by the first batch that is larger than the first.
+  return std::max(2 * count, once) * static_cast<int64_t>(sizeof(uint64_t)) +
+         (int64_t{sizeof(Entry)} << EntryBits(std::max(count, once)));
 }
 
 int64_t RequestMerge::allocated_bytes() const {

@@ -34,6 +34,8 @@ class RequestMerge {
   /// *merged then.
   Status Run(Span<const int64_t> ids, Span<const int32_t> tables, MergedKeys* merged);
   int64_t allocated_bytes() const;
+  /// allocated_bytes() after many batches of about `count` keys and one of `once` keys.
+  static int64_t PlannedBytes(int64_t count, int64_t once);
 
  private:
   // index + 1 of a working key (0: empty) and the lower half of its hash, which tells most other keys apart without reading them.
@@ -42,6 +44,7 @@ class RequestMerge {
     uint32_t number;
   };
 
+  static int EntryBits(int64_t count);
   Status HashAll(Span<const int64_t> ids, Span<const int32_t> tables, MergedKeys* merged);
 
   const int32_t tables_;

@@ -1,6 +1,7 @@
 #include "tf_ops/core/row_catalog.h"
 
 #include <algorithm>
+#include <cmath>
 #include <new>
 
 namespace hvd_ctr {
@@ -161,10 +162,35 @@ Status RowCatalog::ScanRange(int32_t table, int64_t cursor, int64_t max_rows, in
   return Status::Ok();
 }
 
+int64_t RowCatalog::PlannedRowLimit(Span<const int64_t> rows, int extent_bits) {
+  int64_t extents = 0;
+  for (const int64_t count : rows) extents += (count + (int64_t{1} << extent_bits) - 1) >> extent_bits;
+  return extents << extent_bits;
+}
+
+int64_t RowCatalog::PlannedBytes(Span<const int64_t> rows, int extent_bits) {
+  int64_t total = 0;
+  for (const int64_t count : rows) total += count;
+  constexpr double kShards = double{int64_t{1} << kShardBits};
+  const double mean = static_cast<double>(total) / kShards;
+  const double spread = std::sqrt(mean * (1 - 1 / kShards)) + 1e-9;
+  // Share of the shards with more than `size` rows: binomial, taken as normal.
+  const auto above = [mean, spread](double size) { return 0.5 * std::erfc((size + 0.5 - mean) / (spread * std::sqrt(2.0))); };
+  double entries = total > 0 ? kFirstEntries * above(0) : 0.0;
+  // GrownEntries doubles a shard when it holds more than three quarters of its entries.
+  for (double size = kFirstEntries; 0.75 * size < mean + 8 * spread; size *= 2) entries += size * above(0.75 * size);
+  const int64_t limit = PlannedRowLimit(rows, extent_bits);
+  const int64_t extents = limit >> extent_bits;
+  return static_cast<int64_t>(kShards * entries * sizeof(Entry)) + ChunkedArray<int64_t>::PlannedBytes(limit) +
+         ChunkedArray<int32_t>::PlannedBytes(extents) + ListBytes(extents, rows.size());
+}
+
+// An extent's number takes 4 bytes in its table's list, an empty list about kDequeBytes.
+int64_t RowCatalog::ListBytes(int64_t extents, int64_t tables) { return 5 * extents + tables * kDequeBytes; }
+
 int64_t RowCatalog::allocated_bytes() const {
-  // An extent's number takes 4 bytes in its table's list, an empty list about kDequeBytes.
-  return index_bytes_ + ids_.allocated_bytes() + extent_tables_.allocated_bytes() + 5 * int64_t{extents_} +
-         static_cast<int64_t>(tables_.size()) * kDequeBytes;
+  return index_bytes_ + ids_.allocated_bytes() + extent_tables_.allocated_bytes() +
+         ListBytes(int64_t{extents_}, static_cast<int64_t>(tables_.size()));
 }
 
 }  // namespace hvd_ctr

@@ -65,6 +65,10 @@ class RowCatalog {
   Status ScanRange(int32_t table, int64_t cursor, int64_t max_rows, int64_t* end) const;
 
   int64_t allocated_bytes() const;
+  /// allocated_bytes() of a catalog that holds rows[t] rows of table t, expected over the hashes of the keys.
+  static int64_t PlannedBytes(Span<const int64_t> rows, int extent_bits);
+  /// Row numbers that these rows take: row_limit() then.
+  static int64_t PlannedRowLimit(Span<const int64_t> rows, int extent_bits);
 
  private:
   static constexpr int kShardBits = 8;
@@ -97,6 +101,7 @@ class RowCatalog {
   static uint64_t GrownEntries(const Shard& shard);
   bool GrowShard(Shard* shard);
   bool AddExtent(int32_t table);
+  static int64_t ListBytes(int64_t extents, int64_t tables);
 
   const int extent_bits_;
   std::array<Shard, size_t{1} << kShardBits> shards_;

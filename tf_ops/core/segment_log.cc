@@ -107,7 +107,12 @@ int64_t SegmentLog::Offset(uint32_t place) const {
 
 bool SegmentLog::wants_compaction() const {
   const auto used = static_cast<int64_t>(needed_.size() - unused_.size());
-  return used << segment_bits_ > needed_total_ + std::max(needed_total_, 8 * records_per_segment());
+  return used << segment_bits_ > MostRecords(needed_total_);
+}
+
+int64_t SegmentLog::PlannedFileBytes(int64_t needed, int64_t appended) const {
+  const int64_t records = std::min(std::max(needed, appended), MostRecords(needed));
+  return std::max<int64_t>(1, (records + records_per_segment() - 1) >> segment_bits_) * segment_bytes_;
 }
 
 uint32_t SegmentLog::EmptiestSegment() const {

@@ -13,6 +13,7 @@
 #ifndef HVD_CTR_CORE_SEGMENT_LOG_H_
 #define HVD_CTR_CORE_SEGMENT_LOG_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -59,10 +60,17 @@ class SegmentLog {
   int64_t file_bytes() const { return static_cast<int64_t>(needed_.size()) * segment_bytes_; }
   int64_t rows_written() const { return rows_written_; }
   int64_t allocated_bytes() const;
+  /// Bytes that Allocate takes.
+  int64_t planned_bytes() const { return 2 * segment_bytes_ - rows_offset_; }
+  /// file_bytes() when `appended` records were appended in all and `needed` of them are still needed: segments are used again
+  /// once wants_compaction is true.
+  int64_t PlannedFileBytes(int64_t needed, int64_t appended) const;
   /// Most bytes that the next MakeRoom allocates beyond that, also for a moment.
   int64_t growth_bytes() const { return 2 * ListBytes() + 64; }
 
  private:
+  /// Records in segments that may be used before wants_compaction is true.
+  int64_t MostRecords(int64_t needed) const { return needed + std::max(needed, 8 * records_per_segment()); }
   int64_t ListBytes() const { return static_cast<int64_t>((needed_.capacity() + unused_.capacity()) * sizeof(uint32_t)); }
   uint32_t* open_rows() const;
   Status OpenNext();

@@ -5,13 +5,21 @@
 
 namespace hvd_ctr {
 
-Status SlotDirectory::Allocate(int64_t slots) {
-  // At least 16 entries, so that the shift below stays under 64.
+// At least 16 entries, so that shift_ stays under 64.
+int SlotDirectory::EntryBits(int64_t slots) {
   int bits = 4;
   while ((int64_t{1} << bits) < 2 * slots) ++bits;
+  return bits;
+}
+
+int64_t SlotDirectory::PlannedBytes(int64_t slots) {
+  return (int64_t{sizeof(Entry)} << EntryBits(slots)) + slots * static_cast<int64_t>(sizeof(Key) + sizeof(Slot));
+}
+
+Status SlotDirectory::Allocate(int64_t slots) {
+  const int bits = EntryBits(slots);
   const int64_t entries = int64_t{1} << bits;
   const int64_t entry_bytes = entries * static_cast<int64_t>(sizeof(Entry));
-  const int64_t slot_bytes = slots * static_cast<int64_t>(sizeof(Key) + sizeof(Slot));
   bool allocated = block_.Allocate(entry_bytes);
   try {
     keys_.assign(static_cast<size_t>(slots), Key{0, -1});
@@ -21,7 +29,7 @@ Status SlotDirectory::Allocate(int64_t slots) {
   }
   if (!allocated) {
     return MakeStatus(StatusCode::kResourceExhausted, "no memory for the directory of ", slots, " cache slots: asked for ",
-                      entry_bytes + slot_bytes, " bytes; lower embedding.cache.slots");
+                      PlannedBytes(slots), " bytes; lower embedding.cache.slots");
   }
   entries_ = static_cast<Entry*>(block_.data());
   std::fill(entries_, entries_ + entries, Entry{0, 0, kNoSlot});

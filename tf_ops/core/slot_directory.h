@@ -51,6 +51,8 @@ class SlotDirectory {
   Slot free_slot(int64_t i) const { return free_[free_.size() - 1 - static_cast<size_t>(i)]; }
   int64_t size() const { return slots() - free_slots(); }
   int64_t allocated_bytes() const;
+  /// allocated_bytes() of a directory of that many slots.
+  static int64_t PlannedBytes(int64_t slots);
 
  private:
   struct Entry {
@@ -59,6 +61,7 @@ class SlotDirectory {
     Slot slot;  // kNoSlot: the entry is empty.
   };
 
+  static int EntryBits(int64_t slots);
   uint64_t Home(uint64_t hash) const { return hash >> shift_; }
   uint64_t Probe(const Key& key, uint64_t hash) const;
 
