@@ -26,8 +26,9 @@ from hvd_ctr.embedding.hit_rate import CachePolicy, Prediction, predict
 from hvd_ctr.embedding.id_stream import IdCounts, IdStream
 from hvd_ctr.embedding.policy_replay import predict_by_replay
 from hvd_ctr.embedding.sharding import GroupLayout
-from hvd_ctr.ops import mix_cache_ops
-from hvd_ctr.ops.mix_cache_ops import MemoryDemand, MixCacheSpec, PlannedMemory
+from hvd_ctr.ops import plan_ops
+from hvd_ctr.ops.mix_cache_ops import MixCacheSpec
+from hvd_ctr.ops.plan_ops import MemoryDemand, PlannedMemory
 
 # Rows of a chunk of counts that `freq` is told at a time (id_counts.py).
 _COUNTS_CHUNK = 1 << 20
@@ -176,7 +177,7 @@ class GroupPlan:
         known = np.array([table.rows or 0.0 for table in self.tables])
         shares = known / known.sum() if known.sum() > 0 else np.full(len(known), 1 / len(known))
         demand = dataclasses.replace(self._demand, rows=[round(rows * share) for share in shares.tolist()], appended=0)
-        return mix_cache_ops.plan_memory(self._spec, demand)
+        return plan_ops.plan_memory(self._spec, demand)
 
 
 def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, host: HostConfig) -> GroupPlan:
@@ -213,12 +214,12 @@ def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, hos
         def room(existing: float) -> float:
             share = existing / max(sum(needed.rows), 1)
             parts = [round(count * share) for count in needed.rows]
-            cached = mix_cache_ops.plan_memory(spec, dataclasses.replace(needed, rows=parts)).cached_rows
+            cached = plan_ops.plan_memory(spec, dataclasses.replace(needed, rows=parts)).cached_rows
             return float(cached) if cached < sum(parts) else float("inf")
 
         disk = disk_traffic(prediction, cache.slots, room)
         needed = dataclasses.replace(needed, appended=round(disk.appended))
-    memory = mix_cache_ops.plan_memory(spec, needed)
+    memory = plan_ops.plan_memory(spec, needed)
     known = [value for value in rows if value is not None]
     return GroupPlan(
         name=spec.name,

@@ -75,7 +75,7 @@ for _op in (
     "Flush",
 ):
     tf.no_gradient(f"HvdCtr{_op}")
-for _op in ("Export", "Import", "Step", "SetStep", "Stats", "SetFrequencies", "WarmStart", "PlanMemory"):
+for _op in ("Export", "Import", "Step", "SetStep", "Stats", "SetFrequencies", "WarmStart"):
     tf.no_gradient(f"HvdCtr{_op}")
 
 
@@ -408,80 +408,6 @@ def get_step(handle: Tensor) -> Tensor:
 def set_step(handle: Tensor, step: Tensor) -> None:
     """Sets the step when a checkpoint is restored; FailedPreconditionError while tickets are open."""
     native.ops().hvd_ctr_set_step(handle=handle, step=step)
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryDemand:
-    """What one rank meets, for `plan_memory`; the fields are those of MemoryDemand in tf_ops/core/memory_plan.h.
-
-    Attributes:
-        rows: (T) rows of each table that exist on this rank.
-        received: R of a full batch, keys; so are the next two.
-        unique: K.
-        evictions: E.
-        tickets: batches in flight.
-        coming: lookahead: keys of the announced batches.
-        counted: freq: keys with counts.
-        read: keys of one call outside training: R of an evaluated batch, ids of a chunk of counts.
-        appended: records written to the file so far; 0: each row once.
-    """
-
-    rows: Sequence[int]
-    received: int = 0
-    unique: int = 0
-    evictions: int = 0
-    tickets: int = 1
-    coming: int = 0
-    counted: int = 0
-    read: int = 0
-    appended: int = 0
-
-
-class PlannedMemory(NamedTuple):
-    """Result of `plan_memory`: bytes unless named otherwise; see MemoryPlan in tf_ops/core/memory_plan.h."""
-
-    device_bytes: int
-    record_bytes: int
-    index_bytes: int
-    buffer_bytes: int
-    slot_bytes: int
-    batch_bytes: int
-    cached_rows: int
-    disk_bytes: int
-    disk_row_bytes: int
-    least_ram_bytes: int
-    record_floats: int
-
-    @property
-    def host_bytes(self) -> int:
-        """TOTAL_COUNTERS' host_bytes."""
-        return self.record_bytes + self.index_bytes + self.buffer_bytes + self.slot_bytes + self.batch_bytes
-
-
-def plan_memory(spec: MixCacheSpec, demand: MemoryDemand) -> PlannedMemory:
-    """The memory of the cache that `create(spec)` would make, once it has met the demand. Makes no cache.
-
-    Raises:
-        ValueError: fields that do not fit together.
-    """
-    optimizers = [table.optimizer for table in spec.tables]
-    rows, *fields = dataclasses.astuple(demand)
-    with tf.init_scope():
-        try:
-            plan = native.ops().hvd_ctr_plan_memory(
-                rows=tf.constant(list(rows), tf.int64),
-                demand=tf.constant(fields, tf.int64),
-                dim=spec.dim,
-                slots=spec.slots,
-                policy=_number(EVICTION_POLICIES, spec.policy, "policy"),
-                optimizer_kinds=[OPTIMIZERS[optimizer.kind] for optimizer in optimizers],
-                row_steps=[optimizer.bias_correction == "row" for optimizer in optimizers],
-                host_kind=_number(HOST_KINDS, spec.host.kind, "host.kind"),
-                host_ram_bytes=spec.host.ram_bytes or 0,
-            )
-        except tf.errors.InvalidArgumentError as error:
-            raise ValueError(error.message) from error
-    return PlannedMemory(*np.asarray(plan).tolist())
 
 
 def stats(handle: Tensor, table_names: Sequence[str]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:

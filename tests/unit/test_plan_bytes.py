@@ -14,7 +14,8 @@ from hvd_ctr.embedding.group_plan import GroupDemand, GroupPlan, plan_group
 from hvd_ctr.embedding.id_stream import IdCounts
 from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
 from hvd_ctr.ops import id_ops, mix_cache_ops
-from hvd_ctr.ops.mix_cache_ops import MemoryDemand, MixCacheSpec, plan_memory
+from hvd_ctr.ops.mix_cache_ops import MixCacheSpec
+from hvd_ctr.ops.plan_ops import MemoryDemand, plan_memory
 
 _IDS, _BATCH, _STEPS = 150_000, 2048, 80
 

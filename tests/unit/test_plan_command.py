@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +176,11 @@ def test_only_one_process_of_a_job_plans(tmp_path: Path, monkeypatch: pytest.Mon
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(_config().model_dump(mode="json")))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert cli.main(["plan", str(config)]) == 0
+    level = logging.getLogger().level
+    try:
+        assert cli.main(["plan", str(config)]) == 0
+    finally:
+        logging.getLogger().setLevel(level)  # Ranks other than 0 keep quiet.
     assert capsys.readouterr().out == ""
 
 

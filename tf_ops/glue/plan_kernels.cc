@@ -20,7 +20,7 @@ using tensorflow::shape_inference::ShapeHandle;
 
 constexpr int64_t kDemandFields = 8;  // MemoryDemand after rows.
 constexpr int64_t kPlanFields = 11;   // device_bytes, then MemoryPlan.
-static_assert(sizeof(MemoryPlan) == (kPlanFields - 1) * sizeof(int64_t), "see PLANNED in hvd_ctr/ops/mix_cache_ops.py");
+static_assert(sizeof(MemoryPlan) == (kPlanFields - 1) * sizeof(int64_t), "see PlannedMemory in hvd_ctr/ops/plan_ops.py");
 
 absl::Status PlanShape(InferenceContext* c) {
   ShapeHandle vector;
