@@ -39,6 +39,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "host_store",
             "ram_host_store",
             "disk_host_store",
+            "catalog_host_store",
             "row_catalog",
             "record_cache",
             "segment_log",
