@@ -16,6 +16,14 @@ from pydantic import Field, model_validator
 
 from hvd_ctr.config.base import Frozen as _Frozen
 from hvd_ctr.config.host import HostConfig
+from hvd_ctr.config.row_life import (
+    MaxIdleSteps,
+    MaxRows,
+    MinCount,
+    OwnMinCount,
+    OwnSweepEverySteps,
+    SweepEverySteps,
+)
 from hvd_ctr.config.synth import SynthConfig
 
 CRITEO_DENSE_NAMES: tuple[str, ...] = tuple(f"I{i}" for i in range(1, 14))
@@ -82,9 +90,18 @@ class TableConfig(_Frozen):
     init_scale: float = Field(
         default=0.05, ge=0, description="Value (constant), half width (uniform) or standard deviation (normal)."
     )
+    min_count: MinCount = 1
+    max_idle_steps: MaxIdleSteps = None
+    max_rows: MaxRows = None
+    sweep_every_steps: SweepEverySteps = 64
 
     def __init__(self, name: str | None = None, /, **fields: Any) -> None:
         super().__init__(**(fields if name is None else {"name": name, **fields}))
+
+    @property
+    def tracks_rows(self) -> bool:
+        """Occurrences and last steps of the table's ids are kept, because one of the options needs them."""
+        return self.min_count > 1 or self.max_idle_steps is not None or self.max_rows is not None
 
     @model_validator(mode="after")
     def _hash_needs_rows(self) -> TableConfig:
@@ -314,6 +331,10 @@ class TableOverrideConfig(_Frozen):
     optimizer: SparseOptimizerConfig | None = Field(default=None, description="Keys of the row optimizer that differ.")
     initializer: Initializer | None = Field(default=None, description="Distribution of a row's first value.")
     init_scale: float | None = Field(default=None, ge=0, description="Scale of a row's first value.")
+    min_count: OwnMinCount = None
+    max_idle_steps: MaxIdleSteps = None
+    max_rows: MaxRows = None
+    sweep_every_steps: OwnSweepEverySteps = None
 
 
 class EmbeddingConfig(_Frozen):
@@ -337,6 +358,10 @@ class EmbeddingConfig(_Frozen):
     init_scale: float = Field(
         default=0.05, ge=0, description="Value (constant), half width (uniform) or standard deviation (normal)."
     )
+    min_count: MinCount = 1
+    max_idle_steps: MaxIdleSteps = None
+    max_rows: MaxRows = None
+    sweep_every_steps: SweepEverySteps = 64
     tables: dict[str, TableOverrideConfig] = Field(
         default_factory=dict,
         description=(

@@ -365,3 +365,4 @@ class _RankCare(keras.callbacks.Callback):
         del epoch, logs
         for embedding in self.model.embeddings:
             embedding.sharded.warn_of_invalid_ids()
+            embedding.sharded.report_row_life()

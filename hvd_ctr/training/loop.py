@@ -188,6 +188,7 @@ class Trainer:
         hits, unique, _ = self.cache_totals()
         for embedding in self._model.embeddings:
             embedding.sharded.warn_of_invalid_ids()
+            embedding.sharded.report_row_life()
         return {
             "loss": values["log_loss"],
             "auc": values["auc"],

@@ -61,8 +61,18 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
         False,
     ),
     ({"eviction_policy", "eviction_recency", "eviction_frequency", "eviction_clock"}, True),
-    ({"cache_plan", "device_backend", "key_exchange", "mix_cache_options"}, False),
-    ({"mix_cache", "mix_cache_impl", "mix_cache_prefetch", "mix_cache_export", "mix_cache_hints"}, True),
+    ({"cache_plan", "device_backend", "key_exchange", "mix_cache_options", "row_life"}, False),
+    (
+        {
+            "mix_cache",
+            "mix_cache_impl",
+            "mix_cache_prefetch",
+            "mix_cache_export",
+            "mix_cache_hints",
+            "mix_cache_life",
+        },
+        True,
+    ),
 ]
 BACKENDS = ("cpu", "cuda")
 

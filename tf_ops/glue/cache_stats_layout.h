@@ -10,7 +10,7 @@ namespace hvd_ctr {
 
 constexpr int64_t kTableStats = sizeof(MixCacheTableStats) / sizeof(int64_t);
 constexpr int64_t kTotalStats = 9;
-static_assert(kTableStats == 10, "HvdCtrStats, its documentation and hvd_ctr/ops/mix_cache_ops.py list ten fields");
+static_assert(kTableStats == 14, "HvdCtrStats, its documentation and hvd_ctr/ops/mix_cache_ops.py list fourteen fields");
 
 }  // namespace hvd_ctr
 
