@@ -5,6 +5,10 @@
         rank dense.npz                                dense weights and optimizer state, by rank 0 manifest.json
         written last: schema, progress, rows and SHA-256 of every file
 
+Tables with min_count, max_idle_steps or max_rows have two more columns, count and last_step (int64; occurrences of the
+id, step at which the row was trained last); those with min_count have files rows/<table>/waiting-00000-of-00002.arrow
+(id, count, last_step) of the ids that occurred and are no rows yet.
+
 A directory without a manifest is not a checkpoint. Rows are keyed by id: on load each rank streams all parts and keeps
 what it owns. All functions are collective: every rank calls them; an error on one rank is raised on all.
 """
@@ -19,6 +23,7 @@ import os
 import shutil
 import time
 import urllib.parse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +67,8 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _part_path(table: str, rank: int, size: int) -> str:
-    return f"rows/{urllib.parse.quote(table, safe='')}/part-{rank:05d}-of-{size:05d}.arrow"
+def _part_path(table: str, rank: int, size: int, kind: str = "part") -> str:
+    return f"rows/{urllib.parse.quote(table, safe='')}/{kind}-{rank:05d}-of-{size:05d}.arrow"
 
 
 def _to_lists(values: NDArray[np.float32]) -> pa.Array:
@@ -77,17 +82,38 @@ def _to_lists(values: NDArray[np.float32]) -> pa.Array:
 
 
 def _write_part(embedding: ShardedEmbedding, table: str, path: Path) -> dict[str, Any]:
+    tracked = embedding.table_config(table).tracks_rows
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for chunk in embedding.export_rows(table):
+            columns = {"id": pa.array(chunk.ids), "row": _to_lists(chunk.rows), "state": _to_lists(chunk.state)}
+            if tracked:
+                columns.update({"count": pa.array(chunk.counts), "last_step": pa.array(chunk.last_steps)})
+            yield pa.record_batch(list(columns.values()), names=list(columns))
+
+    return {"rows": _write_batches(path, batches()), "bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _write_waiting(embedding: ShardedEmbedding, table: str, path: Path) -> dict[str, Any]:
+    names = ["id", "count", "last_step"]
+    batches = (
+        pa.record_batch([pa.array(values) for values in chunk[:3]], names=names)
+        for chunk in embedding.export_waiting(table)
+    )
+    return {"ids": _write_batches(path, batches), "bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _write_batches(path: Path, batches: Iterator[pa.RecordBatch]) -> int:
+    """Writes at least one batch; returns the number of rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows_written = 0
+    written = 0
     with pa.OSFile(str(path), "wb") as sink, contextlib.ExitStack() as stack:
         writer = None
-        for chunk in embedding.export_rows(table):
-            columns = [pa.array(chunk.ids, pa.int64()), _to_lists(chunk.rows), _to_lists(chunk.state)]
-            batch = pa.record_batch(columns, names=["id", "row", "state"])
+        for batch in batches:
             writer = writer or stack.enter_context(pa.ipc.new_file(sink, batch.schema))
             writer.write_batch(batch)
-            rows_written += len(chunk.ids)
-    return {"rows": rows_written, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+            written += batch.num_rows
+    return written
 
 
 def _dense_arrays(model: keras.Model) -> dict[str, NDArray[Any]]:
@@ -129,6 +155,9 @@ def save(
             for table in embedding.table_names:
                 part = _part_path(table, comm.rank, comm.size)
                 files[part] = {"table": table, **_write_part(embedding, table, scratch / part)}
+                if embedding.table_config(table).min_count > 1:
+                    part = _part_path(table, comm.rank, comm.size, "waiting")
+                    files[part] = {"waiting_of": table, **_write_waiting(embedding, table, scratch / part)}
         if comm.rank == 0:
             np.savez(scratch / "dense.npz", **_dense_arrays(model))
             files["dense.npz"] = {
@@ -170,7 +199,7 @@ def _publish(
         "progress": dataclasses.asdict(progress),
         "optimizer_steps": {name: step for embedding in embeddings for name, step in embedding.steps().items()},
         "tables": {
-            table.name: {"dim": table.dim, "optimizer": table.optimizer.kind}
+            table.name: {"dim": table.dim, "optimizer": table.optimizer.kind, "min_count": table.min_count}
             for embedding in embeddings
             for group in embedding.groups
             for table in group.layout.tables
@@ -238,9 +267,11 @@ def load(
         _check_complete(Path(directory), manifest)
         _load_dense(Path(directory), model, optimizer)
         for embedding in embeddings:
+            if optimizer:
+                embedding.set_step(progress.step)  # First: rows of files without last_step count as trained now.
             _load_rows(Path(directory), manifest, embedding, optimizer)
             if optimizer:
-                embedding.set_step(progress.step)
+                _load_waiting(Path(directory), manifest, embedding)
     except (RuntimeError, OSError, pa.ArrowException, KeyError, TypeError, ValueError, AttributeError) as exception:
         error = exception
     _agree_on_error(comm, f"loading {directory}", error)
@@ -251,6 +282,8 @@ def _check_complete(directory: Path, manifest: dict[str, Any]) -> None:
     """The manifest lists the dense weights and, for each table, the part of every rank."""
     names, ranks = set(manifest["files"]), int(manifest["ranks"])
     wanted = {_part_path(table, rank, ranks) for table in manifest["tables"] for rank in range(ranks)} | {"dense.npz"}
+    counted = [table for table, info in manifest["tables"].items() if info.get("min_count", 1) > 1]
+    wanted |= {_part_path(table, rank, ranks, "waiting") for table in counted for rank in range(ranks)}
     if names != wanted:
         raise CheckpointError(
             f"{directory}: the manifest lists {sorted(names - wanted)} and lacks {sorted(wanted - names)}"
@@ -311,12 +344,29 @@ def _load_rows(directory: Path, manifest: dict[str, Any], embedding: ShardedEmbe
     for name, info in manifest["files"].items():
         if info.get("table") not in embedding.table_names or not info["rows"]:
             continue
-        with pa.memory_map(str(directory / name)) as source, pa.ipc.open_file(source) as reader:
-            for index in range(reader.num_record_batches):
-                batch = reader.get_batch(index)
-                rows = _from_lists(batch.column("row"))
-                state = _from_lists(batch.column("state")) if optimizer else None
-                embedding.import_rows(info["table"], batch.column("id").to_numpy(), rows, state)
+        for batch in _read_batches(directory / name):
+            rows = _from_lists(batch.column("row"))
+            state = _from_lists(batch.column("state")) if optimizer else None
+            embedding.import_rows(info["table"], batch.column("id").to_numpy(), rows, state)
+            if optimizer and "count" in batch.schema.names:
+                _import_life(embedding, info["table"], batch)
+
+
+def _load_waiting(directory: Path, manifest: dict[str, Any], embedding: ShardedEmbedding) -> None:
+    for name, info in manifest["files"].items():
+        if info.get("waiting_of") in embedding.table_names:
+            for batch in _read_batches(directory / name):
+                _import_life(embedding, info["waiting_of"], batch)
+
+
+def _read_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+
+
+def _import_life(embedding: ShardedEmbedding, table: str, batch: pa.RecordBatch) -> None:
+    embedding.import_life(table, *(batch.column(name).to_numpy() for name in ("id", "count", "last_step")))
 
 
 def _from_lists(column: pa.Array) -> NDArray[np.float32]:
