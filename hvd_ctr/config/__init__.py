@@ -7,27 +7,29 @@ nearest known one, and reports every invalid value with its key, what was receiv
     config = load_config("configs/quickstart.yaml", ["train.global_batch=8192"])
 """
 
-from hvd_ctr.config.host import HostConfig
-from hvd_ctr.config.loader import load_config, save_config
-from hvd_ctr.config.reference import render_reference
-from hvd_ctr.config.schema import (
+from hvd_ctr.config.data import (
     CRITEO_DENSE_NAMES,
     CRITEO_SPARSE_NAMES,
     DEFAULT_MISSING_ID,
     HEX_MISSING_ID,
+    DataConfig,
+    DenseColumnConfig,
+    ParquetSchemaConfig,
+    SparseColumnConfig,
+)
+from hvd_ctr.config.host import HostConfig
+from hvd_ctr.config.loader import load_config, save_config
+from hvd_ctr.config.reference import render_reference
+from hvd_ctr.config.schema import (
     CacheConfig,
     CheckpointConfig,
     ConfigError,
-    DataConfig,
-    DenseColumnConfig,
     DenseOptimizerConfig,
     EmbeddingConfig,
     ExchangeMode,
     FeatureConfig,
     LoopConfig,
     ModelConfig,
-    ParquetSchemaConfig,
-    SparseColumnConfig,
     SparseOptimizerConfig,
     TableConfig,
     TableOverrideConfig,

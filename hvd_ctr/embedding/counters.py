@@ -16,6 +16,8 @@ Per table and in total, summed over the ranks except where said:
 * `device_host_bytes`: (`loads` + `write_backs`) x bytes of a row with its optimizer state, as it is moved.
 * `invalid_ids`: ids left out under `invalid_ids: skip`. Every rank counts those of all ranks: no sum over ranks.
 * `host_rows`, `cached_rows`: rows in the host tier and in device slots now.
+* `not_admitted`: of `unique`, rows whose gradients were dropped because their ids had not occurred min_count times.
+  `waiting_ids`: such ids now. `deleted_idle`, `deleted_max_rows`: rows deleted because of max_idle_steps and max_rows.
 
 In total only:
 

@@ -24,14 +24,15 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_ctr.comm import Comm
-from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig
+from hvd_ctr.config import CacheConfig, FeatureConfig, HostConfig, TableConfig
 from hvd_ctr.embedding import counters, id_counts
 from hvd_ctr.embedding.counters import Stats
 from hvd_ctr.embedding.dist import row_exchange
 from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
-from hvd_ctr.ops import id_ops, mix_cache_ops
+from hvd_ctr.ops import id_ops, mix_cache_ops, row_life_ops
 from hvd_ctr.ops.id_ops import PreparedIds
 from hvd_ctr.ops.mix_cache_ops import ExportedRows, Prefetched
+from hvd_ctr.ops.row_life_ops import WaitingIds
 
 Tensor = Any
 logger = logging.getLogger("hvd_ctr")
@@ -103,6 +104,9 @@ class TableGroup:
         #: makes no use of them.
         self.window = cache.window if cache.policy == "lookahead" else 0
         self._exchange = row_exchange(exchange, comm)
+        limited = [table for table in layout.tables if table.max_rows or table.max_idle_steps]
+        self._sweeps = sorted({table.sweep_every_steps for table in limited})
+        self._has_max_rows = any(table.max_rows for table in limited)
         self.cache = mix_cache_ops.create(
             mix_cache_ops.MixCacheSpec(
                 name=self.name,
@@ -221,13 +225,25 @@ class TableGroup:
         self, prepared: PreparedIds, prefetched: Prefetched, d_rows: Tensor, learning_rate_scale: Tensor
     ) -> Tensor:
         """Sends d_rows (U, D) to the owners, sums them per key in rank order and applies the row optimizers. Ends the
-        ticket.
+        ticket. Then, at fixed steps, deletes the rows that `max_idle_steps` and `max_rows` end.
 
         Returns:
             The group's optimizer step, int64 scalar, 1 after the first.
         """
         gradients = self._exchange.reverse_output_dist(d_rows, prepared.row_splits, self.name)
-        return mix_cache_ops.apply(self.cache, prefetched.ticket, gradients, learning_rate_scale)
+        step = mix_cache_ops.apply(self.cache, prefetched.ticket, gradients, learning_rate_scale)
+        if self._sweeps:
+            # All ranks are at the same step, so all of them or none enter the collective.
+            due = tf.reduce_any(tf.equal(step % tf.constant(self._sweeps, tf.int64), 0))
+            tf.cond(due, self._sweep, lambda: tf.constant(0, tf.int64))
+        return step
+
+    def _sweep(self) -> Tensor:
+        """Deletes the rows whose time has come; returns how many of this rank."""
+        ages = row_life_ops.row_ages(self.cache)
+        if self._has_max_rows:
+            (ages,) = self._comm.allreduce_sum([ages], f"{self.name}.row_ages")
+        return row_life_ops.sweep(self.cache, ages)
 
     def release(self, prefetched: Prefetched) -> None:
         """Ends the ticket without an update (frozen tables)."""
@@ -267,6 +283,8 @@ class ShardedEmbedding:
             table.name: (group, index) for group in self.groups for index, table in enumerate(group.layout.tables)
         }
         self._warned: dict[str, int] = {}
+        self._tracked = [table for group in self.groups for table in group.layout.tables if table.tracks_rows]
+        self._told: dict[str, list[int]] = {}
         self._comm = comm
 
     @property
@@ -278,6 +296,11 @@ class ShardedEmbedding:
         if table not in self._tables:
             raise ValueError(f"no table {table!r}; there are {', '.join(sorted(self._tables))}")
         return self._tables[table]
+
+    def table_config(self, table: str) -> TableConfig:
+        """Configuration of a table."""
+        group, index = self._find(table)
+        return group.layout.tables[index]
 
     def cache_stats(self, *, all_ranks: bool = False) -> Stats:
         """Counters of this rank, or over all ranks (collective, the same on each): {"tables": {name: {counter: int}},
@@ -304,6 +327,34 @@ class ShardedEmbedding:
         self._warned = counts
         return counts
 
+    def report_row_life(self) -> dict[str, dict[str, int]]:
+        """Logs on rank 0 what `min_count`, `max_idle_steps` and `max_rows` did since the last call, per table.
+        Collective.
+
+        Returns:
+            Sums over the ranks of not_admitted, waiting_ids, deleted_idle and deleted_max_rows, for the tables that
+            have one of the options.
+        """
+        if not self._tracked:
+            return {}
+        names = ("not_admitted", "waiting_ids", "deleted_idle", "deleted_max_rows")
+        stats = self.cache_stats()["tables"]
+        everyone = self._comm.allgather_object([[stats[table.name][name] for name in names] for table in self._tracked])
+        sums = np.sum(np.asarray(everyone, np.int64), axis=0).tolist()
+        for table, counts in zip(self._tracked, sums, strict=True):
+            before = self._told.get(table.name, [0, 0, 0, 0])
+            new = [count - old for count, old in zip(counts, before, strict=True)]
+            if self._comm.rank == 0 and (new[0] or new[2] or new[3]):
+                logger.info(
+                    "table %s: %d idle rows deleted (%d in all), %d beyond max_rows (%d in all); gradients of %d rows "
+                    "dropped below min_count (%d in all), %d ids wait",
+                    *(table.name, new[2], counts[2], new[3], counts[3], new[0], counts[0], counts[1]),
+                )
+            self._told[table.name] = counts
+        return {
+            table.name: dict(zip(names, counts, strict=True)) for table, counts in zip(self._tracked, sums, strict=True)
+        }
+
     def get_rows(self, table: str, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
         """Current rows (n, D) float32 of any ids, dirty cached ones included. Collective: every rank calls it, with
         ids of its own.
@@ -329,7 +380,7 @@ class ShardedEmbedding:
         """
         self.flush()  # a row exists from its first update on; what a warm start has cached is none yet
         for name, row in self.cache_stats()["tables"].items():
-            if row["host_rows"]:
+            if row["host_rows"] or row["waiting_ids"]:
                 raise RuntimeError(
                     f"table {name!r} holds rows already, which would stay beside the loaded ones; load into a new model"
                 )
@@ -368,6 +419,25 @@ class ShardedEmbedding:
                 f"{len(ids)} ids, received {rows.shape}"
             )
         return int(mix_cache_ops.import_rows(group.cache, index, ids, rows, state))
+
+    def export_waiting(self, table: str, chunk_ids: int = 65536) -> Iterator[WaitingIds]:
+        """Streams this rank's ids of a table that have not occurred min_count times, in chunks of at most chunk_ids, at
+        least one (it may be empty)."""
+        group, index = self._find(table)
+        cursor = 0
+        while cursor >= 0:
+            chunk = row_life_ops.export_waiting(group.cache, index, cursor, chunk_ids)
+            cursor = chunk.cursor
+            yield chunk
+
+    def import_life(
+        self, table: str, ids: NDArray[np.int64], counts: NDArray[np.int64], last_steps: NDArray[np.int64]
+    ) -> int:
+        """Restores what export_rows and export_waiting tell of ids (n), after import_rows of those that have a row;
+        returns how many belonged to other ranks. Does nothing for a table that does not track its rows.
+        """
+        group, index = self._find(table)
+        return row_life_ops.import_life(group.cache, index, ids, counts, last_steps)
 
     def steps(self) -> Mapping[str, int]:
         """Optimizer step of each group, by group name."""

@@ -262,6 +262,12 @@ class MixCacheEmbedding(keras.layers.Layer):
             store[f"{number}/ids"] = np.concatenate([chunk.ids for chunk in chunks])
             store[f"{number}/rows"] = np.concatenate([chunk.rows for chunk in chunks])
             store[f"{number}/state"] = np.concatenate([chunk.state for chunk in chunks])
+            if self.sharded.table_config(table).tracks_rows:
+                # Ids that wait come after those of the rows.
+                waiting = list(self.sharded.export_waiting(table))
+                for field in ("ids", "counts", "last_steps"):
+                    known = [getattr(chunk, field) for chunk in (*chunks, *waiting)]
+                    store[f"{number}/known_{field}"] = np.concatenate(known)
         store["steps"] = np.array(list(self.sharded.steps().values()), np.int64)
 
     def load_own_variables(self, store: Any) -> None:
@@ -272,11 +278,16 @@ class MixCacheEmbedding(keras.layers.Layer):
         """
         self._check_one_rank("loaded")
         self.sharded.check_empty()
+        self.sharded.set_step(int(np.max(store["steps"])))
         for number, table in enumerate(self.sharded.table_names):
             ids, rows, state = (np.asarray(store[f"{number}/{part}"]) for part in ("ids", "rows", "state"))
             if len(ids):
                 self.sharded.import_rows(table, ids, rows, state)
-        self.sharded.set_step(int(np.max(store["steps"])))
+            if f"{number}/known_ids" in store.keys():  # noqa: SIM118 - a Keras store is no mapping
+                life = (
+                    np.asarray(store[f"{number}/{part}"]) for part in ("known_ids", "known_counts", "known_last_steps")
+                )
+                self.sharded.import_life(table, *life)
 
     def _check_one_rank(self, done: str) -> None:
         ranks = comm.current().size

@@ -89,6 +89,7 @@ def prepare_batch(
         feature_tables=list(feature_tables),
         table_rows=[table_rows(table) for table in tables],
         table_hash_ids=[table.hash_ids for table in tables],
+        table_counts_ids=[table.min_count > 1 for table in tables],
         feature_has_padding=[padding_id is not None for padding_id in padding_ids],
         feature_padding_ids=[-1 if padding_id is None else padding_id for padding_id in padding_ids],
         world_size=world_size,

@@ -46,6 +46,10 @@ TABLE_COUNTERS = (
     "host_rows",
     "cached_rows",
     "loads",
+    "not_admitted",
+    "waiting_ids",
+    "deleted_idle",
+    "deleted_max_rows",
 )
 #: Fields of MixCacheStats after `tables`, in order.
 TOTAL_COUNTERS = (
@@ -150,12 +154,16 @@ class ExportedRows(NamedTuple):
         rows: (n, D) float32.
         state: (n, s) float32, optimizer state; its layout is described in tf_ops/core/row_math.h.
         cursor: where the next chunk begins, -1 at the end.
+        counts: (n) int64, occurrences of the ids; (0) unless the table tracks its rows (TableConfig.tracks_rows).
+        last_steps: (n) int64, step at which each row was trained last; (0) likewise.
     """
 
     ids: NDArray[np.int64]
     rows: NDArray[np.float32]
     state: NDArray[np.float32]
     cursor: int
+    counts: NDArray[np.int64]
+    last_steps: NDArray[np.int64]
 
 
 def create(spec: MixCacheSpec) -> Tensor:
@@ -183,6 +191,10 @@ def create(spec: MixCacheSpec) -> Tensor:
                 table_rows=[-1 if table.rows is None else table.rows for table in spec.tables],
                 table_hash_ids=[table.hash_ids for table in spec.tables],
                 table_invalid_ids=[INVALID_ID_POLICIES[table.invalid_ids] for table in spec.tables],
+                table_min_counts=[table.min_count for table in spec.tables],
+                table_max_idle_steps=[table.max_idle_steps or 0 for table in spec.tables],
+                table_max_rows=[table.max_rows or 0 for table in spec.tables],
+                table_sweep_every_steps=[table.sweep_every_steps for table in spec.tables],
                 optimizer_kinds=[OPTIMIZERS[optimizer.kind] for optimizer in optimizers],
                 learning_rates=[optimizer.learning_rate for optimizer in optimizers],
                 initial_accumulators=[optimizer.initial_accumulator for optimizer in optimizers],
@@ -341,10 +353,17 @@ def export_rows(handle: Tensor, table: int, cursor: int, max_rows: int) -> Expor
     Raises:
         tf.errors.InvalidArgumentError: no such table, cursor or max_rows.
     """
-    ids, rows, state, next_cursor = native.ops().hvd_ctr_export(
+    ids, rows, state, next_cursor, counts, last_steps = native.ops().hvd_ctr_export(
         handle=handle, table=table, cursor=cursor, max_rows=max_rows
     )
-    return ExportedRows(np.asarray(ids), np.asarray(rows), np.asarray(state), int(next_cursor))
+    return ExportedRows(
+        np.asarray(ids),
+        np.asarray(rows),
+        np.asarray(state),
+        int(next_cursor),
+        np.asarray(counts),
+        np.asarray(last_steps),
+    )
 
 
 def import_rows(

@@ -2,6 +2,7 @@
 
     step-00000120/
         rows/<table>/part-00000-of-00002.arrow   Arrow IPC: id int64, row float32[D], state float32[s]; one per rank
+        rows/<table>/waiting-00000-of-00002.arrow   of tables with min_count: ids that are no rows yet (row_files.py)
         dense.npz                                dense weights, optimizer state, seed generators; by rank 0
         manifest.json                            written last
 
@@ -12,9 +13,10 @@ checkpoint_folder.py. The keys of the manifest:
     ranks       that wrote it: files per table
     written_at  seconds since the epoch; the newest checkpoint of a folder has the largest
     progress    step (global), epoch (from 0), step_in_epoch: the next sample is the first of that global batch
-    tables      name -> dim, optimizer (kind), step (the row optimizer's), rows (over all ranks), columns
+    tables      name -> dim, optimizer (kind), step (the row optimizer's), rows and waiting ids (over all ranks),
+                columns, min_count
     run         what the caller wants to find again; `hvd-ctr train` keeps seed, sizes and data files (cli/resume.py)
-    files       path in the directory -> bytes, sha256, and for rows table and number of rows
+    files       path in the directory -> bytes, sha256; and number of rows with their table (of waiting ids: waiting_of)
 
 dense.npz holds weight/NNNNN and optimizer/NNNNN in the order of model.weights and optimizer.variables, seed/NNNNN (the
 seed generators of dropout and the like) and embedding_learning_rate_scale. What is random otherwise follows from the
@@ -159,6 +161,9 @@ def _write_files(
             for table in embedding.table_names:
                 part = row_files.part_path(table, comm.rank, comm.size)
                 files[part] = yield from row_files.write(embedding, table, scratch / part)
+                if embedding.table_config(table).min_count > 1:
+                    part = row_files.waiting_path(table, comm.rank, comm.size)
+                    files[part] = yield from row_files.write_waiting(embedding, table, scratch / part)
         if comm.rank == 0:
             files[dense_file.NAME] = dense_file.write(model, scratch / dense_file.NAME)
     except FileNotFoundError as error:
@@ -172,10 +177,7 @@ def _manifest(
     progress: Progress,
     run: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    rows: dict[str, int] = {}
-    for entry in files.values():
-        if "table" in entry:
-            rows[entry["table"]] = rows.get(entry["table"], 0) + entry["rows"]
+    rows, waiting = _rows_by_table(files, "table"), _rows_by_table(files, "waiting_of")
     steps = {group.name: step for embedding in embeddings for group, step in _group_steps(embedding)}
     return {
         "schema": SCHEMA,
@@ -187,7 +189,9 @@ def _manifest(
                 "optimizer": table.optimizer.kind,
                 "step": steps[group.name],
                 "rows": rows[table.name],
-                "columns": list(row_files.COLUMNS),
+                "waiting": waiting.get(table.name, 0),
+                "columns": list(row_files.columns_of(table)),
+                "min_count": table.min_count,
             }
             for embedding in embeddings
             for group in embedding.groups
@@ -196,6 +200,15 @@ def _manifest(
         "run": dict(run or {}),
         "files": files,
     }
+
+
+def _rows_by_table(files: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, int]:
+    """Rows over all ranks, by the table that entries name under `kind`."""
+    rows: dict[str, int] = {}
+    for entry in files.values():
+        if kind in entry:
+            rows[entry[kind]] = rows.get(entry[kind], 0) + entry["rows"]
+    return rows
 
 
 def _group_steps(embedding: ShardedEmbedding) -> list[tuple[Any, int]]:
@@ -333,22 +346,25 @@ def _load_pieces(
         embedding.check_empty()
     dense_file.load(directory, model, optimizer)
     for embedding in embeddings:
-        yield from _load_rows(comm, directory, manifest, embedding, optimizer, owned)
         if optimizer:
+            # Before the rows: one without last_step counts as trained now.
             embedding.set_steps(
                 {
                     group.name: max(manifest["tables"][table.name]["step"] for table in group.layout.tables)
                     for group in embedding.groups
                 }
             )
+        yield from _load_rows(comm, directory, manifest, embedding, optimizer, owned)
 
 
 def _check_complete(directory: Path, manifest: dict[str, Any]) -> None:
     """The manifest lists the dense weights and, for each table, the part of every rank."""
     names, ranks = set(manifest["files"]), int(manifest["ranks"])
-    wanted = {row_files.part_path(table, rank, ranks) for table in manifest["tables"] for rank in range(ranks)} | {
-        dense_file.NAME
-    }
+    wanted = {dense_file.NAME}
+    for table, info in manifest["tables"].items():
+        wanted |= {row_files.part_path(table, rank, ranks) for rank in range(ranks)}
+        if info["min_count"] > 1:
+            wanted |= {row_files.waiting_path(table, rank, ranks) for rank in range(ranks)}
     for name in names:
         if not (directory / name).resolve().is_relative_to(directory.resolve()):
             raise CheckpointError(f"{directory}: file {name!r} of the manifest lies outside the checkpoint")
@@ -403,7 +419,8 @@ def _check_tables(
                 f"uses {table.optimizer.kind}; "
                 "load without optimizer state"
             )
-        unknown = [column for column in saved[name]["columns"] if column not in row_files.COLUMNS]
+        known = row_files.COLUMNS + row_files.LIFE_COLUMNS
+        unknown = [column for column in saved[name]["columns"] if column not in known]
         if unknown:
             raise CheckpointError(
                 f"{directory}: table {name!r} has column(s) {', '.join(unknown)}, which this version does not know; "
@@ -422,14 +439,19 @@ def _load_rows(
     """Streams the rows into an embedding; counts by table how many this rank owns."""
     owned.update(dict.fromkeys(embedding.table_names, 0))
     # The owner is a function of key and number of ranks: with equal numbers, part r is rank r's.
-    own = {row_files.part_path(table, comm.rank, comm.size) for table in embedding.table_names}
-    for name, info in manifest["files"].items():
-        table = info.get("table")
+    paths = (row_files.part_path, row_files.waiting_path)
+    own = {path(table, comm.rank, comm.size) for table in embedding.table_names for path in paths}
+    # Rows first: ids that have one by then are not taken for waiting ones.
+    for name, info in sorted(manifest["files"].items(), key=lambda entry: "waiting_of" in entry[1]):
+        table = info.get("table") or (info.get("waiting_of") if optimizer else None)
         if table not in embedding.table_names or (manifest["ranks"] == comm.size and name not in own):
             continue
         for batch in row_files.read(directory / name):
-            state = batch.state if optimizer else None
-            owned[table] += len(batch.ids) - embedding.import_rows(table, batch.ids, batch.rows, state)
+            if batch.rows is not None:
+                state = batch.state if optimizer else None
+                owned[table] += len(batch.ids) - embedding.import_rows(table, batch.ids, batch.rows, state)
+            if optimizer and batch.counts is not None and batch.last_steps is not None:
+                embedding.import_life(table, batch.ids, batch.counts, batch.last_steps)
             yield
 
 

@@ -377,6 +377,7 @@ class _RankCare(keras.callbacks.Callback):
         del epoch
         for embedding in self.model.embeddings:
             embedding.sharded.warn_of_invalid_ids()
+            embedding.sharded.report_row_life()
         before, self._before = self._before, self.model.statistics(all_ranks=True)
         if logs is not None:
             logs.update(statistics.epoch_logs(before, self._before))

@@ -245,6 +245,7 @@ class Trainer:
         run.report.scalars(self.progress.step, per_step(before, run.statistics))
         for embedding in self._model.embeddings:
             embedding.sharded.warn_of_invalid_ids()
+            embedding.sharded.report_row_life()
         return {
             "loss": values["log_loss"],
             "auc": values["auc"],

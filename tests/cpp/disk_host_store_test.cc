@@ -125,6 +125,47 @@ TEST(DiskHostStoreTest, OverwritesAreFreshAndTheirSpaceIsUsedAgain) {
   EXPECT_LE(file.st_size, disk.bytes);
 }
 
+// Rows that were removed are dead weight in the log, which compaction gives back to new ones.
+TEST(DiskHostStoreTest, SpaceOfRemovedRowsIsUsedAgain) {
+  InlineRunner runner;
+  const int32_t floats = 128;
+  const int64_t rows = 10000;
+  auto store = Open(Spec(floats), Disk(int64_t{3} << 20));
+  std::mt19937_64 random(3);
+  std::vector<int64_t> alive;
+  int64_t next = 0;
+  for (int step = 0; step < 60; ++step) {
+    std::vector<Key> created;
+    for (; static_cast<int64_t>(alive.size()) < rows; ++next) {
+      created.push_back({next, 0});
+      alive.push_back(next);
+    }
+    StoreKeys(store.get(), created, floats);
+    // A third, drawn at random: segments lose their records one by one.
+    std::vector<Key> removed;
+    std::vector<int64_t> kept;
+    for (const int64_t id : alive) {
+      if (random() % 3 == 0) {
+        removed.push_back({id, 0});
+      } else {
+        kept.push_back(id);
+      }
+    }
+    alive = kept;
+    ASSERT_EQ(store->Remove(removed), static_cast<int64_t>(removed.size()));
+  }
+  EXPECT_GT(next, 190000);
+  EXPECT_LE(store->disk().bytes, 2 * rows * 512 + 16 * (int64_t{3} << 20) / 32);
+  std::vector<int64_t> ids;
+  std::vector<float> records;
+  int64_t cursor = 0;
+  ASSERT_OK(store->Scan(0, &cursor, 2 * rows, &ids, &records));
+  std::map<int64_t, float> found;
+  for (size_t i = 0; i < ids.size(); ++i) found[ids[i]] = records[i * floats];
+  ASSERT_EQ(found.size(), alive.size());
+  for (const int64_t id : alive) ASSERT_EQ(found.at(id), RecordOf({id, 0}, 1)[0]);
+}
+
 TEST(DiskHostStoreTest, WhatWasNeverStoredIsAnsweredWithoutTheDisk) {
   InlineRunner runner;
   auto store = Open(Spec(128), Disk(int64_t{2} << 20));

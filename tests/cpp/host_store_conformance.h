@@ -47,6 +47,8 @@ inline void StoreKeys(HostStore* store, const std::vector<Key>& keys, int32_t fl
   ASSERT_OK(TryStoreKeys(store, keys, floats, version));
 }
 
+inline int64_t RemoveKeys(HostStore* store, const std::vector<Key>& keys) { return store->Remove(keys); }
+
 template <typename Store>
 class HostStoreConformance : public testing::Test {};
 TYPED_TEST_SUITE_P(HostStoreConformance);
@@ -117,13 +119,67 @@ TYPED_TEST_P(HostStoreConformance, RefusesKeysOfUnknownTablesAndNegativeIds) {
   EXPECT_EQ(store->row_count(), 0);
 }
 
+TYPED_TEST_P(HostStoreConformance, RemovedRowsAreGoneAndTheirPlacesAreTakenAgain) {
+  InlineRunner runner;
+  auto store = TypeParam::Make(2, 2);
+  StoreKeys(store.get(), {{9, 0}, {1, 1}, {4, 0}, {7, 0}}, 2);
+  EXPECT_EQ(RemoveKeys(store.get(), {{9, 0}, {9, 1}, {7, 0}, {1234, 0}}), 2);
+  EXPECT_EQ(store->row_count(), 2);
+  EXPECT_EQ(store->row_count(0), 1);
+  const std::vector<Key> keys = {{9, 0}, {4, 0}, {7, 0}, {1, 1}};
+  std::vector<float> records(8, -1.0f);
+  std::vector<uint8_t> found(4, 9);
+  ASSERT_OK(store->Load(keys, records.data(), found.data(), &runner));
+  EXPECT_EQ(found, (std::vector<uint8_t>{0, 1, 0, 1}));
+  EXPECT_EQ(records[0], -1.0f) << "left untouched";
+  EXPECT_EQ(std::vector<float>(records.begin() + 2, records.begin() + 4), RecordOf({4, 0}, 2));
+  store->Contains(keys, found.data());
+  EXPECT_EQ(found, (std::vector<uint8_t>{0, 1, 0, 1}));
+
+  StoreKeys(store.get(), {{5, 0}, {9, 0}, {6, 0}}, 2, 0.5f);
+  std::vector<int64_t> ids;
+  records.clear();
+  int64_t cursor = 0;
+  ASSERT_OK(store->Scan(0, &cursor, 10, &ids, &records));
+  EXPECT_EQ(cursor, -1);
+  EXPECT_EQ(ids, (std::vector<int64_t>{9, 4, 5, 6}));
+  EXPECT_EQ(std::vector<float>(records.begin(), records.begin() + 2), RecordOf({9, 0}, 2, 0.5f));
+  EXPECT_EQ(RemoveKeys(store.get(), {{9, 0}, {4, 0}, {5, 0}, {6, 0}}), 4);
+  ids.clear();
+  cursor = 0;
+  ASSERT_OK(store->Scan(0, &cursor, 3, &ids, &records));
+  EXPECT_EQ(cursor, 3);
+  ASSERT_OK(store->Scan(0, &cursor, 3, &ids, &records));
+  EXPECT_EQ(cursor, -1);
+  EXPECT_TRUE(ids.empty());
+}
+
+// As many rows come as go, and each is a new one: memory does not grow.
+TYPED_TEST_P(HostStoreConformance, MemoryOfRemovedRowsIsUsedAgain) {
+  const int32_t floats = 16;
+  auto store = TypeParam::Make(floats, 1);
+  int64_t after_first = 0;
+  for (int64_t round = 0; round < 60; ++round) {
+    std::vector<Key> keys;
+    for (int64_t id = 1000 * round; id < 1000 * (round + 1); ++id) keys.push_back({id, 0});
+    StoreKeys(store.get(), keys, floats);
+    if (round == 4) after_first = store->allocated_bytes();
+    if (round < 4) continue;
+    for (Key& key : keys) key.id -= 4000;
+    ASSERT_EQ(store->Remove(keys), 1000);
+    ASSERT_EQ(store->row_count(), 4000);
+  }
+  // One shard of the index may still grow; the hashes decide.
+  EXPECT_LE(store->allocated_bytes(), after_first + after_first / 4);
+}
+
 struct PairHash {
   size_t operator()(const std::pair<int32_t, int64_t>& key) const {
     return static_cast<size_t>(HashKey(key.first, key.second, kDirectorySalt));
   }
 };
 
-/// Loads, stores and scans in random order, against a map. Batches of 0 to 3000 keys out of about 120,000.
+/// Loads, stores, removes and scans in random order, against a map. Batches of 0 to 3000 keys out of about 120,000.
 class HostStoreProgram {
  public:
   HostStoreProgram(HostStore* store, int64_t budget, int32_t floats, TaskRunner* runner)
@@ -132,7 +188,9 @@ class HostStoreProgram {
   void Run(int steps) {
     for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
       MakeBatch();
-      if (step % 2 == 0) {
+      if (step % 7 == 6) {
+        RemoveBatch();
+      } else if (step % 2 == 0) {
         StoreBatch(static_cast<float>(step));
       } else {
         LoadBatch();
@@ -161,10 +219,34 @@ class HostStoreProgram {
       const std::vector<float> record = RecordOf(key, floats_, version);
       records.insert(records.end(), record.begin(), record.end());
       auto& row = model_[{key.table, key.id}];
-      if (row.empty()) order_[static_cast<size_t>(key.table)].push_back(key.id);
+      if (row.empty()) TakePlace(key);
       row = record;
     }
     ASSERT_OK(store_->Store(keys_, records.data(), runner_));
+  }
+
+  void TakePlace(const Key& key) {
+    std::vector<int64_t>& order = order_[static_cast<size_t>(key.table)];
+    std::vector<size_t>& holes = holes_[static_cast<size_t>(key.table)];
+    if (holes.empty()) {
+      order.push_back(key.id);
+    } else {
+      order[holes.back()] = key.id;
+      holes.pop_back();
+    }
+  }
+
+  void RemoveBatch() {
+    int64_t removed = 0;
+    for (const Key& key : keys_) {
+      if (model_.erase({key.table, key.id}) == 0) continue;
+      std::vector<int64_t>& order = order_[static_cast<size_t>(key.table)];
+      const auto at = std::find(order.begin(), order.end(), key.id);
+      holes_[static_cast<size_t>(key.table)].push_back(static_cast<size_t>(at - order.begin()));
+      *at = -1;
+      ++removed;
+    }
+    ASSERT_EQ(store_->Remove(keys_), removed);
   }
 
   void LoadBatch() {
@@ -187,7 +269,9 @@ class HostStoreProgram {
       for (int64_t cursor = 0; cursor >= 0;) {
         ASSERT_OK(store_->Scan(table, &cursor, 1 + static_cast<int64_t>(random_() % 9000), &ids, &records));
       }
-      ASSERT_EQ(ids, order_[static_cast<size_t>(table)]);
+      std::vector<int64_t> expected = order_[static_cast<size_t>(table)];
+      expected.erase(std::remove(expected.begin(), expected.end(), -1), expected.end());
+      ASSERT_EQ(ids, expected);
       for (size_t i = 0; i < ids.size(); ++i) {
         const std::vector<float>& row = model_.at({table, ids[i]});
         ASSERT_TRUE(std::equal(row.begin(), row.end(), records.begin() + static_cast<int64_t>(i) * floats_));
@@ -202,7 +286,8 @@ class HostStoreProgram {
   std::mt19937_64 random_{5};
   std::vector<Key> keys_;
   std::unordered_map<std::pair<int32_t, int64_t>, std::vector<float>, PairHash> model_;
-  std::array<std::vector<int64_t>, 3> order_;
+  std::array<std::vector<int64_t>, 3> order_;  // Ids by position, -1: a hole.
+  std::array<std::vector<size_t>, 3> holes_;
 };
 
 TYPED_TEST_P(HostStoreConformance, RandomProgramEqualsMapForAnyNumberOfThreads) {
@@ -225,6 +310,7 @@ TYPED_TEST_P(HostStoreConformance, ReadersNeverSeeHalfARecord) {
     for (int version = 0; version < 30; ++version) {
       const std::vector<float> records(keys.size() * floats, static_cast<float>(version));
       EXPECT_OK(store->Store(keys, records.data(), &runner));
+      EXPECT_EQ(store->Remove(Span<const Key>(keys).subspan(version * 10, 100)), 100);
     }
     done = true;
   });
@@ -242,6 +328,7 @@ TYPED_TEST_P(HostStoreConformance, ReadersNeverSeeHalfARecord) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(HostStoreConformance, RowsExistOnceStoredAndAbsentOnesAreLeftUntouched,
+                            RemovedRowsAreGoneAndTheirPlacesAreTakenAgain, MemoryOfRemovedRowsIsUsedAgain,
                             ScanReturnsATableInTheOrderOfCreationInChunks, ScanOfAnEmptyTableEndsAtOnceAndBadArgumentsAreNamed,
                             RefusesKeysOfUnknownTablesAndNegativeIds, RandomProgramEqualsMapForAnyNumberOfThreads,
                             ReadersNeverSeeHalfARecord);

@@ -10,56 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/cpp/key_exchange_fixture.h"
 #include "tf_ops/core/hash.h"
 
 namespace hvd_ctr {
 namespace {
-
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-// Each rank's words and splits, and what an alltoall makes of them.
-struct Exchange {
-  std::vector<std::vector<int64_t>> words;
-  std::vector<std::vector<int32_t>> splits;
-
-  void Send(const BatchInfo& info, const PartitionResult& partition, int32_t world_size) {
-    words.emplace_back(3, -1);  // What an earlier batch left.
-    splits.emplace_back();
-    PackKeys(info, partition, world_size, &words.back(), &splits.back());
-  }
-
-  void Receive(int32_t rank, std::vector<int64_t>* received, std::vector<int32_t>* received_splits) const {
-    received->clear();
-    received_splits->clear();
-    for (size_t from = 0; from < words.size(); ++from) {
-      int64_t begin = 0;
-      for (int32_t w = 0; w < rank; ++w) begin += splits[from][w];
-      received->insert(received->end(), words[from].begin() + begin, words[from].begin() + begin + splits[from][rank]);
-      received_splits->push_back(splits[from][rank]);
-    }
-  }
-
-  Status Unpack(int32_t rank, int32_t tables, ReceivedKeys* keys) const {
-    std::vector<int64_t> received;
-    std::vector<int32_t> received_splits;
-    Receive(rank, &received, &received_splits);
-    return UnpackKeys(received, received_splits, tables, keys);
-  }
-};
-
-PartitionResult Partition(const std::vector<int64_t>& keys, const std::vector<int64_t>& offsets, int32_t world_size) {
-  PartitionResult partition;
-  PartitionByOwner(keys, offsets, world_size, &partition);
-  return partition;
-}
-
-BatchInfo Info(int64_t batch_rows, std::vector<int64_t> invalid_counts) {
-  BatchInfo info;
-  info.batch_rows = batch_rows;
-  info.weight_sum = static_cast<double>(batch_rows) + 0.1;
-  info.invalid_counts = std::move(invalid_counts);
-  return info;
-}
 
 MixCacheOptions TwoTables() {
   MixCacheOptions options;
@@ -70,16 +25,6 @@ MixCacheOptions TwoTables() {
   options.features = {"user", "item", "last_item"};
   options.feature_tables = {0, 1, 1};
   return options;
-}
-
-// Unique random keys of a rank, by table.
-void RandomKeys(std::mt19937_64* random, int32_t tables, std::vector<int64_t>* keys, std::vector<int64_t>* offsets) {
-  keys->clear();
-  offsets->assign(1, 0);
-  for (int32_t t = 0; t < tables; ++t) {
-    for (uint64_t n = (*random)() % 40; n > 0; --n) keys->push_back(static_cast<int64_t>((*random)() >> 1));
-    offsets->push_back(static_cast<int64_t>(keys->size()));
-  }
 }
 
 TEST(KeyExchangeTest, EveryPeerReadsItsKeysAndAllHeaders) {
@@ -125,7 +70,7 @@ TEST(KeyExchangeTest, RankWithoutDataStillSendsHeaders) {
   const PartitionResult partition = Partition({}, {0, 0, 0}, 3);
   std::vector<int64_t> words;
   std::vector<int32_t> splits;
-  PackKeys(Info(0, {0, 0}), partition, 3, &words, &splits);
+  PackKeys(Info(0, {0, 0}), partition, KeyCounts(), 3, &words, &splits);
   EXPECT_EQ(splits, (std::vector<int32_t>{12, 12, 12}));
   EXPECT_EQ(words.size(), 36u);
 }
@@ -271,11 +216,12 @@ struct Damaged {
   std::vector<int32_t> splits;
   int64_t second = 0;
 
-  Damaged() {
+  explicit Damaged(Span<const uint8_t> counted = {}) {
     Exchange exchange;
+    const std::vector<int32_t> counts(8, 3);
     for (int rank = 0; rank < 2; ++rank) {
       const PartitionResult partition = Partition({1, 2, 3, 4, 5, 6, 7, 8}, {0, 5, 8}, 2);
-      exchange.Send(Info(8, {1, 1}), partition, 2);
+      exchange.Send(Info(8, {1, 1}), partition, 2, {counts, counted});
     }
     exchange.Receive(1, &words, &splits);
     second = splits[0];
@@ -283,7 +229,7 @@ struct Damaged {
 
   std::string Error() const {
     ReceivedKeys received;
-    const Status status = UnpackKeys(words, splits, 2, &received);
+    const Status status = UnpackKeys(words, splits, 2, {}, &received);
     EXPECT_EQ(status.code(), StatusCode::kDataLoss);
     EXPECT_TRUE(received.ids.empty() && received.tables.empty() && received.peers.empty());
     return status.message();
@@ -367,7 +313,9 @@ TEST(UnpackKeysTest, RandomDamageIsHarmless) {
                             std::numeric_limits<int64_t>::min()};
   int refused = 0;
   for (int round = 0; round < 20000; ++round) {
-    Damaged damaged;
+    const std::vector<uint8_t> counted = {1, 0};
+    const bool counts = round % 2 == 0;
+    Damaged damaged(counts ? Span<const uint8_t>(counted) : Span<const uint8_t>());
     for (uint64_t hits = 1 + random() % 4; hits > 0; --hits) {
       // An exact copy, so that the end of the words is the end of an allocation.
       int64_t& word = damaged.words[random() % damaged.words.size()];
@@ -377,13 +325,15 @@ TEST(UnpackKeysTest, RandomDamageIsHarmless) {
     }
     const std::vector<int64_t> exact(damaged.words);
     ReceivedKeys received;
-    const Status status = UnpackKeys(exact, damaged.splits, 2, &received);
+    const Status status =
+        UnpackKeys(exact, damaged.splits, 2, counts ? Span<const uint8_t>(counted) : Span<const uint8_t>(), &received);
     if (!status.ok()) {
       ASSERT_EQ(status.code(), StatusCode::kDataLoss);
       ++refused;
       continue;
     }
     ASSERT_EQ(received.ids.size(), received.tables.size());
+    ASSERT_EQ(received.counts.size(), counts ? received.ids.size() : 0);
     for (const int32_t table : received.tables) ASSERT_TRUE(table >= 0 && table < 2);
     (void)AgreedStatus(received, TwoTables());
   }

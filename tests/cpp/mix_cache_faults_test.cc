@@ -34,6 +34,7 @@ class FaultyStore final : public HostStore {
     HVD_CTR_RETURN_IF_ERROR(Faults::Check(&faults_->store, "Store"));
     return store_->Store(keys, records, runner);
   }
+  int64_t Remove(Span<const Key> keys) override { return store_->Remove(keys); }
   void Contains(Span<const Key> keys, uint8_t* found) const override { store_->Contains(keys, found); }
   int64_t row_count() const override { return store_->row_count(); }
   int64_t row_count(int32_t table) const override { return store_->row_count(table); }
@@ -152,6 +153,54 @@ TEST_P(MixCacheFlushFaultsTest, FailedFlushIsReportedAndTheNextOneWritesTheRest)
 
 INSTANTIATE_TEST_SUITE_P(Places, MixCacheFlushFaultsTest, testing::Values(&Faults::store, &Faults::fetch_records),
                          [](const auto& info) { return PlaceName(info.param); });
+
+// Rows of a batch in flight cannot be set back: the sweep says so, and what is saved afterwards is what should be there.
+TEST(MixCacheSweepFaultsTest, ADeviceThatFailsInASweepIsReportedAndTheRowsAreDeletedAllTheSame) {
+  InlineRunner runner;
+  Faults faults;
+  MixCacheOptions options = CacheOptions(16, {Table("t")}, 3);
+  options.tables[0].max_idle_steps = 1;
+  options.tables[0].sweep_every_steps = 3;
+  auto made = MakeMixCache(options, std::make_unique<FaultyBackend>(MakeCpuBackend(), &faults), MakeRamHostStore(3, 1));
+  ASSERT_OK(made.status());
+  MixCache* cache = made.value().get();
+  ReferenceRows reference(options);
+  const std::vector<float> gradients(12, 0.5f);
+  for (const int64_t first : {0, 4, 8}) {
+    Step(cache, Range(first, first + 4), 0.5f);
+    reference.Apply(Range(first, first + 4), gradients, 1.0f);
+  }
+  int64_t ticket = 0;
+  ASSERT_OK(cache->Prefetch(Range(0, 6), &ticket, &runner));
+  faults.store_records = 0;
+  int64_t deleted = 0;
+  EXPECT_TRUE(Mentions(cache->Sweep({}, &deleted, &runner), "injected fault in StoreRecords"));
+  EXPECT_EQ(reference.Sweep({}), 4);
+  ASSERT_OK(cache->Release(ticket));
+  EXPECT_EQ(ExportAll(cache, 0), reference.RowsOf(0));
+  EXPECT_EQ(Totals(*cache).deleted_idle, 4);
+}
+
+TEST(MixCacheSweepFaultsTest, AgesOfAnotherCacheAreRefused) {
+  InlineRunner runner;
+  MixCacheOptions options = CacheOptions(4, {Table("a"), Table("b")});
+  options.tables[1].max_rows = 2;
+  auto cache = MakeCache(options);
+  int64_t deleted = 0;
+  for (const size_t size : {size_t{0}, size_t{5}, size_t{2 * kAgeBins}}) {
+    const std::vector<int64_t> ages(size);
+    const Status status = cache->Sweep(ages, &deleted, &runner);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_TRUE(Mentions(status, std::to_string(size) + " row ages; needed are 8448")) << status.message();
+  }
+  const std::vector<int64_t> ids = {1, -1};
+  const std::vector<RowLife::Id> life = {{1, 1}, {1, 1}};
+  int64_t foreign = 0;
+  EXPECT_TRUE(Mentions(cache->ImportLife(1, ids, life, &foreign), "of id -1"));
+  EXPECT_EQ(cache->ImportLife(1, ids, Span<const RowLife::Id>(life).subspan(0, 1), &foreign).code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_TRUE(Mentions(cache->ImportLife(2, {}, {}, &foreign), "table 2"));
+}
 
 }  // namespace
 }  // namespace hvd_ctr

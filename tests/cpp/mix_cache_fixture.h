@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -119,14 +120,89 @@ class ReferenceRows {
       sum.resize(dim, 0.0f);
       for (size_t d = 0; d < dim; ++d) sum[d] += gradients[i * dim + d];
     }
+    const auto refused = CountIds(received);
     for (const auto& [key, sum] : sums) {
+      if (refused.count(key) > 0) continue;
       const RowOptimizerOptions& optimizer = options_.tables[static_cast<size_t>(key.first)].optimizer;
       std::vector<float>& record = Touch(key.first, key.second);
       UpdateRow(optimizer, step_, optimizer.learning_rate * scale, sum.data(), options_.dim, record.data(), record.data() + dim);
     }
   }
 
-  void Set(int32_t table, int64_t id, const std::vector<float>& record) { rows_[{table, id}] = record; }
+  void Set(int32_t table, int64_t id, const std::vector<float>& record) {
+    rows_[{table, id}] = record;
+    if (Tracks(table)) life_[{table, id}] = {options_.tables[static_cast<size_t>(table)].min_count, step_};
+  }
+
+  /// As ImportLife of one id.
+  void SetLife(int32_t table, int64_t id, RowLife::Id known) {
+    if (!Tracks(table)) return;
+    const int64_t min_count = options_.tables[static_cast<size_t>(table)].min_count;
+    const bool row = rows_.count({table, id}) > 0;
+    known.count = row ? std::max(known.count, min_count) : std::min(known.count, min_count - 1);
+    life_.erase({table, id});
+    if (known.count > 0) life_[{table, id}] = known;
+  }
+
+  bool Tracks(int32_t table) const {
+    const TableOptions& options = options_.tables[static_cast<size_t>(table)];
+    return options.min_count > 1 || options.max_idle_steps > 0 || options.max_rows > 0;
+  }
+
+  bool Due(int32_t table) const {
+    const TableOptions& options = options_.tables[static_cast<size_t>(table)];
+    return (options.max_idle_steps > 0 || options.max_rows > 0) && step_ % options.sweep_every_steps == 0;
+  }
+
+  /// As RowAges.
+  std::vector<int64_t> Ages() const {
+    std::vector<int64_t> ages;
+    for (size_t t = 0; t < options_.tables.size(); ++t) {
+      const int64_t idle = options_.tables[t].max_idle_steps;
+      if (options_.tables[t].max_rows == 0) continue;
+      std::vector<int64_t> bins(static_cast<size_t>(kAgeBins), 0);
+      for (const auto& [key, known] : life_) {
+        if (!Due(key.first) || static_cast<size_t>(key.first) != t || rows_.count(key) == 0) continue;
+        const int64_t age = std::max<int64_t>(0, step_ - known.last_step);
+        if (idle == 0 || age <= idle) ++bins[static_cast<size_t>(AgeBin(age))];
+      }
+      ages.insert(ages.end(), bins.begin(), bins.end());
+    }
+    return ages;
+  }
+
+  /// As Sweep; returns how many rows were deleted.
+  int64_t Sweep(const std::vector<int64_t>& ages) {
+    const size_t before = rows_.size();
+    size_t limited = 0;
+    for (size_t t = 0; t < options_.tables.size(); ++t) {
+      const TableOptions& options = options_.tables[t];
+      int64_t first_ended = kAgeBins;
+      if (options.max_rows > 0) {
+        const int64_t* bins = ages.data() + static_cast<int64_t>(limited++) * kAgeBins;
+        int64_t left = std::accumulate(bins, bins + kAgeBins, int64_t{0});
+        while (left > options.max_rows) left -= bins[--first_ended];
+      }
+      for (auto at = life_.begin(); at != life_.end();) {
+        const int64_t age = std::max<int64_t>(0, step_ - at->second.last_step);
+        const bool idle = options.max_idle_steps > 0 && age > options.max_idle_steps;
+        const bool excess = rows_.count(at->first) > 0 && AgeBin(age) >= first_ended;
+        const bool ends = static_cast<size_t>(at->first.first) == t && Due(at->first.first) && (idle || excess);
+        if (ends) rows_.erase(at->first);
+        at = ends ? life_.erase(at) : std::next(at);
+      }
+    }
+    return static_cast<int64_t>(before - rows_.size());
+  }
+
+  /// What is known of the table's ids, with or without a row.
+  std::map<int64_t, std::pair<int64_t, int64_t>> LifeOf(int32_t table, bool rows) const {
+    std::map<int64_t, std::pair<int64_t, int64_t>> found;
+    for (const auto& [key, known] : life_) {
+      if (key.first == table && (rows_.count(key) > 0) == rows) found[key.second] = {known.count, known.last_step};
+    }
+    return found;
+  }
 
   /// Row followed by the optimizer state of its table.
   std::vector<float> Record(int32_t table, int64_t id) const {
@@ -143,8 +219,28 @@ class ReferenceRows {
   }
 
   int64_t step() const { return step_; }
+  int64_t not_admitted() const { return not_admitted_; }
 
  private:
+  // Counts the batch's ids in tables that are tracked; returns those that have not occurred often enough.
+  std::set<std::pair<int32_t, int64_t>> CountIds(const ReceivedKeys& received) {
+    std::map<std::pair<int32_t, int64_t>, int64_t> counts;
+    for (size_t i = 0; i < received.ids.size(); ++i) {
+      const int32_t table = received.tables[i];
+      if (!Owned(table, received.ids[i]) || !Tracks(table)) continue;
+      int64_t& count = counts[{table, received.ids[i]}];
+      const bool counted = !received.counts.empty() && options_.tables[static_cast<size_t>(table)].min_count > 1;
+      count = counted ? count + received.counts[i] : 1;
+    }
+    std::set<std::pair<int32_t, int64_t>> refused;
+    for (const auto& [key, count] : counts) {
+      life_[key] = {life_[key].count + count, step_};
+      if (life_[key].count < options_.tables[static_cast<size_t>(key.first)].min_count) refused.insert(key);
+    }
+    not_admitted_ += static_cast<int64_t>(refused.size());
+    return refused;
+  }
+
   std::vector<float> First(int32_t table, int64_t id) const {
     const TableOptions& options = options_.tables[static_cast<size_t>(table)];
     std::vector<float> record(static_cast<size_t>(options_.dim + StateFloats(options.optimizer, options_.dim)));
@@ -162,7 +258,9 @@ class ReferenceRows {
 
   const MixCacheOptions options_;
   std::map<std::pair<int32_t, int64_t>, std::vector<float>> rows_;
+  std::map<std::pair<int32_t, int64_t>, RowLife::Id> life_;
   int64_t step_ = 0;
+  int64_t not_admitted_ = 0;
 };
 
 /// All rows of a table as id -> row followed by state, through Export in chunks.
@@ -187,6 +285,26 @@ inline std::map<int64_t, std::vector<float>> ExportAll(MixCache* cache, int32_t 
     }
   }
   return rows;
+}
+
+/// What is known of a table's ids: of rows through Export, of ids that wait through ExportWaiting.
+inline std::map<int64_t, std::pair<int64_t, int64_t>> ExportLife(MixCache* cache, int32_t table, bool rows, int64_t chunk_ids) {
+  InlineRunner runner;
+  std::map<int64_t, std::pair<int64_t, int64_t>> found;
+  ExportChunk chunk;
+  for (int64_t cursor = 0; cursor >= 0;) {
+    if (rows) {
+      EXPECT_OK(cache->Export(table, &cursor, chunk_ids, &chunk, &runner));
+    } else {
+      EXPECT_OK(cache->ExportWaiting(table, &cursor, chunk_ids, &chunk.ids, &chunk.life));
+    }
+    EXPECT_LE(static_cast<int64_t>(chunk.ids.size()), chunk_ids);
+    for (size_t i = 0; i < chunk.life.size(); ++i) {
+      EXPECT_EQ(found.count(chunk.ids[i]), 0u);
+      found[chunk.ids[i]] = {chunk.life[i].count, chunk.life[i].last_step};
+    }
+  }
+  return found;
 }
 
 inline std::vector<float> LookupRows(MixCache* cache, int64_t ticket, size_t received) {
@@ -218,6 +336,10 @@ inline MixCacheTableStats Totals(const MixCache& cache) {
     sum.host_rows += table.host_rows;
     sum.cached_rows += table.cached_rows;
     sum.loads += table.loads;
+    sum.not_admitted += table.not_admitted;
+    sum.waiting_ids += table.waiting_ids;
+    sum.deleted_idle += table.deleted_idle;
+    sum.deleted_max_rows += table.deleted_max_rows;
   }
   return sum;
 }

@@ -21,6 +21,7 @@ struct Case {
   int32_t world_size;
   int threads;
   HostKind host = HostKind::kRam;
+  bool life = false;  // Tables with min_count, max_idle_steps and max_rows.
 };
 
 // A store on disk that keeps next to nothing in RAM: four records at most, and segments of two.
@@ -71,7 +72,9 @@ class Program {
       CheckCounters();
     }
     CompareExport();
+    EXPECT_EQ(Totals(*cache_).not_admitted, model_.not_admitted());
     EXPECT_GT(prefetched_, steps / 20);
+    EXPECT_EQ(deleted_ > steps / 20, life_);
     EXPECT_EQ(noted_ > steps / 50, options_.policy == EvictionPolicyKind::kLookahead);
     EXPECT_EQ(cache_->Stats().disk_rows_read > 0, options_.host.kind == HostKind::kDisk);
   }
@@ -84,6 +87,16 @@ class Program {
     tables[1].initializer.kind = InitializerKind::kConstant;
     tables[2].initializer.kind = InitializerKind::kNormal;
     MixCacheOptions options = CacheOptions(3 + static_cast<int64_t>(Dice(14)), tables, 1 + static_cast<int32_t>(Dice(5)));
+    life_ = parameters.life;
+    if (life_) {
+      options.tables[0].min_count = 1 + Dice(4);
+      options.tables[0].max_idle_steps = 1 + Dice(8);
+      options.tables[1].max_rows = 2 + Dice(6);
+      options.tables[1].min_count = 1 + Dice(3);
+      options.tables[2].max_rows = 2 + Dice(9);
+      options.tables[2].max_idle_steps = 1 + Dice(12);
+      for (TableOptions& table : options.tables) table.sweep_every_steps = 1 + Dice(4);
+    }
     options.policy = parameters.policy;
     options.window = 3;
     options.world_size = parameters.world_size;
@@ -106,7 +119,9 @@ class Program {
       for (uint32_t i = 0; i < count; ++i) keys.push_back(RandomKey());
       std::stable_sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.table < b.table; });
     }
-    return Received(ranks);
+    ReceivedKeys received = Received(ranks);
+    for (size_t i = 0; life_ && i < received.ids.size(); ++i) received.counts.push_back(1 + static_cast<int32_t>(Dice(2)));
+    return received;
   }
 
   std::set<std::pair<int32_t, int64_t>> OwnedKeys(const ReceivedKeys& received) const {
@@ -204,7 +219,24 @@ class Program {
     const float scale = 0.25f * static_cast<float>(Dice(8));
     ASSERT_OK(cache_->Apply(open.ticket, gradients.data(), scale, &runner_));
     model_.Apply(open.received, gradients, scale);
+    Sweep();
     ASSERT_EQ(cache_->Apply(open.ticket, gradients.data(), scale, &runner_).code(), StatusCode::kFailedPrecondition);
+  }
+
+  // With other tickets open, whose rows may be deleted under them. Other ranks have rows too.
+  void Sweep() {
+    std::vector<int64_t> ages;
+    ASSERT_OK(cache_->RowAges(&ages));
+    ASSERT_EQ(ages, model_.Ages());
+    for (int64_t begin = 0; options_.world_size > 1 && begin < static_cast<int64_t>(ages.size()); begin += kAgeBins) {
+      for (int i = 0; i < 3; ++i) ages[static_cast<size_t>(begin + Dice(6))] += Dice(2);
+    }
+    int64_t deleted = -1;
+    ASSERT_OK(cache_->Sweep(ages, &deleted, &runner_));
+    ASSERT_EQ(deleted, model_.Sweep(ages));
+    deleted_ += deleted;
+    const MixCacheTableStats totals = Totals(*cache_);
+    ASSERT_EQ(totals.deleted_idle + totals.deleted_max_rows, deleted_);
   }
 
   void Release() {
@@ -220,7 +252,15 @@ class Program {
   }
 
   void CompareExport() {
-    for (int32_t table = 0; table < 3; ++table) ASSERT_EQ(ExportAll(cache_.get(), table, 1 + Dice(9)), model_.RowsOf(table));
+    for (int32_t table = 0; table < 3; ++table) {
+      ASSERT_EQ(ExportAll(cache_.get(), table, 1 + Dice(9)), model_.RowsOf(table));
+      if (!life_) continue;
+      for (const bool rows : {true, false}) {
+        ASSERT_EQ(ExportLife(cache_.get(), table, rows, 1 + Dice(9)), model_.LifeOf(table, rows));
+      }
+      ASSERT_EQ(cache_->Stats().tables[static_cast<size_t>(table)].waiting_ids,
+                static_cast<int64_t>(model_.LifeOf(table, false).size()));
+    }
   }
 
   void Import() {
@@ -261,6 +301,24 @@ class Program {
       }
       model_.Set(table, ids[i], record);
     }
+    if (life_ && Dice(2) == 0) ImportLife(table);
+  }
+
+  void ImportLife(int32_t table) {
+    std::vector<int64_t> ids;
+    std::vector<RowLife::Id> life;
+    int64_t expected_foreign = 0;
+    ASSERT_OK(cache_->Flush(&runner_));  // A row that only the device has is not seen.
+    for (int64_t id = 0; id < 12; ++id) {
+      if (Dice(3) != 0) continue;
+      ids.push_back(id);
+      life.push_back({static_cast<int64_t>(Dice(5)), static_cast<int64_t>(Dice(static_cast<uint32_t>(model_.step()) + 2))});
+      expected_foreign += !model_.Owned(table, id);
+      if (model_.Owned(table, id)) model_.SetLife(table, id, life.back());
+    }
+    int64_t foreign = -1;
+    ASSERT_OK(cache_->ImportLife(table, ids, life, &foreign));
+    ASSERT_EQ(foreign, expected_foreign);
   }
 
   void CheckCounters() {
@@ -268,7 +326,7 @@ class Program {
     MixCacheTableStats sum;
     for (const MixCacheTableStats& table : stats.tables) {
       ASSERT_EQ(table.unique, table.hits + table.misses);
-      if (warmed_ == 0) {
+      if (warmed_ == 0 && deleted_ == 0) {
         ASSERT_EQ(table.cached_rows, table.misses - table.evictions);
       }
       ASSERT_LE(table.created, table.misses);
@@ -278,7 +336,8 @@ class Program {
       sum.requested += table.requested;
       sum.cached_rows += table.cached_rows;
     }
-    ASSERT_EQ(sum.cached_rows, warmed_ + sum.misses - sum.evictions);
+    ASSERT_LE(sum.cached_rows, warmed_ + sum.misses - sum.evictions);
+    ASSERT_GE(sum.cached_rows + deleted_, warmed_ + sum.misses - sum.evictions);
     ASSERT_EQ(sum.unique, unique_);
     ASSERT_EQ(sum.requested, requested_);
     ASSERT_LE(sum.cached_rows, options_.slots);
@@ -289,6 +348,7 @@ class Program {
   }
 
   std::mt19937_64 random_;
+  bool life_ = false;
   const MixCacheOptions options_;
   ThreadRunner runner_;
   std::unique_ptr<MixCache> cache_;
@@ -297,6 +357,7 @@ class Program {
   std::deque<ReceivedKeys> announced_;
   int noted_ = 0;
   int64_t warmed_ = 0;
+  int64_t deleted_ = 0;
   int64_t unique_ = 0;
   int64_t requested_ = 0;
   int64_t foreign_ = 0;
@@ -306,7 +367,7 @@ class Program {
 class MixCacheRandomTest : public testing::TestWithParam<Case> {};
 
 TEST_P(MixCacheRandomTest, EveryRowEqualsTheReferenceBitForBit) {
-  for (uint32_t seed = 0; seed < 25; ++seed) {
+  for (uint32_t seed = 0; seed < (GetParam().life ? 8 : 25); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Program(GetParam(), seed).Run(300);
     if (HasFatalFailure()) return;
@@ -328,11 +389,19 @@ INSTANTIATE_TEST_SUITE_P(Programs, MixCacheRandomTest,
                                          Case{EvictionPolicyKind::kLru, OptimizerKind::kAdagrad, 1, 1, HostKind::kDisk},
                                          Case{EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 2, 1, HostKind::kDisk},
                                          Case{EvictionPolicyKind::kFreq, OptimizerKind::kAdagrad, 2, 1, HostKind::kDisk},
-                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1, HostKind::kDisk}),
+                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1, HostKind::kDisk},
+                                         Case{EvictionPolicyKind::kLru, OptimizerKind::kAdagrad, 1, 1, HostKind::kRam, true},
+                                         Case{EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 2, 3, HostKind::kRam, true},
+                                         Case{EvictionPolicyKind::kClock, OptimizerKind::kFtrl, 3, 1, HostKind::kRam, true},
+                                         Case{EvictionPolicyKind::kFreq, OptimizerKind::kAdagrad, 2, 1, HostKind::kRam, true},
+                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1, HostKind::kRam, true},
+                                         Case{EvictionPolicyKind::kLru, OptimizerKind::kAdam, 2, 1, HostKind::kDisk, true},
+                                         Case{EvictionPolicyKind::kLookahead, OptimizerKind::kSgd, 1, 1, HostKind::kDisk, true}),
                          [](const auto& info) {
                            return PolicyName(info.param.policy) + "Optimizer" +
                                   std::to_string(static_cast<int>(info.param.optimizer)) + "Ranks" +
-                                  std::to_string(info.param.world_size) + (info.param.host == HostKind::kDisk ? "Disk" : "");
+                                  std::to_string(info.param.world_size) + (info.param.host == HostKind::kDisk ? "Disk" : "") +
+                                  (info.param.life ? "Life" : "");
                          });
 
 }  // namespace

@@ -62,6 +62,7 @@ struct Case {
   EvictionPolicyKind policy;
   int64_t slots;
   size_t depth;
+  bool life = false;
 };
 
 class MixCacheThreadsTest : public testing::TestWithParam<Case> {};
@@ -71,6 +72,12 @@ class MixCacheThreadsTest : public testing::TestWithParam<Case> {};
 TEST_P(MixCacheThreadsTest, PrefetchAheadEqualsTheReference) {
   MixCacheOptions options =
       CacheOptions(GetParam().slots, {Table("a", OptimizerKind::kAdagrad, 0.1f), Table("b", OptimizerKind::kAdam, 0.01f)}, 5);
+  if (GetParam().life) {
+    options.tables[0].min_count = 2;
+    options.tables[0].max_idle_steps = 9;
+    options.tables[1].max_rows = 12;
+    for (TableOptions& table : options.tables) table.sweep_every_steps = 3;
+  }
   options.policy = GetParam().policy;
   options.prefetch_wait_seconds = 60.0;
   auto cache = MakeCache(options);
@@ -95,6 +102,7 @@ TEST_P(MixCacheThreadsTest, PrefetchAheadEqualsTheReference) {
     }
   });
   InlineRunner runner;
+  int64_t deleted = 0;
   for (int step = 0; step < steps; ++step) {
     const ReceivedKeys& batch = batches[static_cast<size_t>(step)];
     const int64_t ticket = queue.Pop();
@@ -108,7 +116,15 @@ TEST_P(MixCacheThreadsTest, PrefetchAheadEqualsTheReference) {
     const std::vector<float> gradients = Gradients(batch, step, options.dim);
     EXPECT_OK(cache->Apply(ticket, gradients.data(), 1.0f, &runner));
     reference.Apply(batch, gradients, 1.0f);
+    std::vector<int64_t> ages;
+    EXPECT_OK(cache->RowAges(&ages));
+    EXPECT_EQ(ages, reference.Ages());
+    int64_t rows = -1;
+    EXPECT_OK(cache->Sweep(ages, &rows, &runner));  // Under the tickets that are open.
+    EXPECT_EQ(rows, reference.Sweep(ages)) << "step " << step;
+    deleted += rows;
   }
+  EXPECT_EQ(deleted > 100, GetParam().life);
   prefetcher.join();
   done = true;
   observer.join();
@@ -118,10 +134,13 @@ TEST_P(MixCacheThreadsTest, PrefetchAheadEqualsTheReference) {
 
 INSTANTIATE_TEST_SUITE_P(Depths, MixCacheThreadsTest,
                          testing::Values(Case{EvictionPolicyKind::kLru, 14, 4}, Case{EvictionPolicyKind::kLfu, 14, 4},
-                                         Case{EvictionPolicyKind::kLru, 40, 3}, Case{EvictionPolicyKind::kLfu, 40, 1}),
+                                         Case{EvictionPolicyKind::kLru, 40, 3}, Case{EvictionPolicyKind::kLfu, 40, 1},
+                                         Case{EvictionPolicyKind::kLru, 14, 4, true},
+                                         Case{EvictionPolicyKind::kLfu, 40, 3, true}),
                          [](const auto& info) {
                            return std::string(info.param.policy == EvictionPolicyKind::kLru ? "Lru" : "Lfu") + "Slots" +
-                                  std::to_string(info.param.slots) + "Depth" + std::to_string(info.param.depth);
+                                  std::to_string(info.param.slots) + "Depth" + std::to_string(info.param.depth) +
+                                  (info.param.life ? "Life" : "");
                          });
 
 // A prefetch that waits wakes up when a ticket ends, without waiting for the deadline.
@@ -144,6 +163,8 @@ TEST(MixCacheWaitTest, WaitingPrefetchGoesOnWhenRowsAreReleased) {
   EXPECT_FALSE(fetched);
   ReadRows(cache.get(), Range(0, 10));
   EXPECT_OK(cache->Flush(&runner));
+  int64_t deleted = 0;
+  EXPECT_OK(cache->Sweep({}, &deleted, &runner));
   EXPECT_FALSE(fetched);
   ASSERT_OK(cache->Release(first));
   prefetcher.join();

@@ -4,6 +4,7 @@
     rows = reference.lookup("item", ids)                  # (n, D), changes nothing
     reference.next_step()                                 # one batch = one step, over all tables
     reference.apply("item", ids, gradients)               # duplicates are summed in the order given, then the rule runs
+    reference.sweep()                                     # deletes the rows that max_idle_steps and max_rows end
 
 In float32 it repeats the operations of tf_ops/core/row_math.h one by one and gives the same bits, as long as the sums
 of duplicate ids were formed in the same order (several ranks sum by rank first: compare with a tolerance, or use
@@ -130,6 +131,9 @@ class DenseReference:
         self.dtype = np.dtype(dtype)
         self.step = 0
         self.records: dict[tuple[str, int], Record] = {}
+        #: What is known of the ids of tables that track their rows: occurrences and step of the last one.
+        self.counts: dict[tuple[str, int], int] = {}
+        self.last_steps: dict[tuple[str, int], int] = {}
 
     def next_step(self) -> int:
         """Begins a batch: the optimizer's global step, 1 for the first. Call it for empty batches too."""
@@ -173,10 +177,34 @@ class DenseReference:
             key = self._key(config, i)
             if key is not None:
                 sums[key] = sums.get(key, np.zeros(config.dim, self.dtype)) + gradient
+        for key in [key for key in (self._key(config, i) for i in flat) if key is not None]:
+            self.counts[key] = self.counts.get(key, 0) + 1
+            self.last_steps[key] = self.step
         for key, gradient in sums.items():
+            if self.counts[key] < config.min_count:
+                continue  # not a row yet: its gradients are dropped
             record = self.records.setdefault(key, self._record(key))
             record.updates += 1
             self._update(config.optimizer, record, gradient, learning_rate_scale)
+
+    def sweep(self) -> None:
+        """After a step's applies: where one is due, deletes the rows idle for too long, forgets ids without a row that
+        did not occur for so long, and deletes the longest untrained rows beyond max_rows, all of one age bin together.
+        """
+        for name, table in self.tables.items():
+            if self.step % table.sweep_every_steps:
+                continue
+            ages = {key: self.step - last for key, last in self.last_steps.items() if key[0] == name}
+            ended = {key for key, age in ages.items() if table.max_idle_steps and age > table.max_idle_steps}
+            rows = [key for key in ages if key in self.records and key not in ended]
+            bins = sorted({age_bin(ages[key]) for key in rows}, reverse=True)
+            while table.max_rows and len(rows) > table.max_rows:
+                oldest = bins.pop(0)
+                ended |= {key for key in rows if age_bin(ages[key]) == oldest}
+                rows = [key for key in rows if age_bin(ages[key]) != oldest]
+            for key in ended:
+                self.records.pop(key, None)
+                del self.counts[key], self.last_steps[key]
 
     def _key(self, table: TableConfig, i: int) -> tuple[str, int] | None:
         """The row an id names, or None for an id that the table drops."""
@@ -257,6 +285,12 @@ class DenseReference:
 def non_zero(denominator: NDArray[Any]) -> NDArray[Any]:
     """1 where the denominator is 0: then only zero gradients came so far and epsilon is 0 (row_math.h NonZero)."""
     return np.where(denominator == 0, np.ones_like(denominator), denominator)
+
+
+def age_bin(age: int) -> int:
+    """Rows of one bin are deleted together: single steps up to 511, then 256 bins per doubling (row_life.h AgeBin)."""
+    shift = max(0, age.bit_length() - 9)
+    return (shift << 8) + (age >> shift)
 
 
 def lane_sum(values: NDArray[Any]) -> Any:

@@ -240,3 +240,23 @@ def test_yaml_merge_keys_still_work(tmp_path: Path) -> None:
 def test_shipped_configurations_load(path: Path) -> None:
     config = c.load_config(path)
     assert len(config.feature_configs()) == len(config.data.sparse_names())
+
+
+def test_a_table_may_have_its_own_row_life():
+    embedding = c.EmbeddingConfig.model_validate(
+        {"min_count": 3, "max_idle_steps": 50, "tables": {"a": {"max_idle_steps": None, "max_rows": 10}, "b": {}}}
+    )
+    own, common = embedding.table("a"), embedding.table("b")
+    assert (own.min_count, own.max_idle_steps, own.max_rows, own.sweep_every_steps) == (3, None, 10, 64)
+    assert (common.min_count, common.max_idle_steps, common.max_rows) == (3, 50, None)
+    assert own.tracks_rows and common.tracks_rows and not c.TableConfig("plain").tracks_rows
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"min_count": 0}, {"min_count": 1 << 24}, {"max_idle_steps": 0}, {"max_rows": 0}, {"sweep_every_steps": 0}],
+)
+def test_row_life_options_out_of_range_are_named(fields):
+    for make in (lambda **f: c.TableConfig("t", **f), c.EmbeddingConfig, c.TableOverrideConfig):
+        with pytest.raises(ValidationError, match=next(iter(fields))):
+            make(**fields)

@@ -235,3 +235,26 @@ def _train(handle: Any, config: TableConfig, ids: Any, gradients: Any, scale: fl
     grouped[order] = gradients
     mix_cache_ops.apply(handle, ticket.ticket, grouped, scale)
     return rows.numpy()[order]
+
+
+def test_rows_come_late_and_go_by_hand() -> None:
+    """min_count 2; idle after 2 steps; at most 2 rows; a sweep every other step."""
+    options = {"min_count": 2, "max_idle_steps": 2, "max_rows": 2, "sweep_every_steps": 2}
+    reference = DenseReference([table().model_copy(update=options)])
+
+    def train(*ids: int) -> dict[int, float]:
+        reference.next_step()
+        reference.apply("t", ids, np.ones((len(ids), 1)))
+        reference.sweep()
+        return {i: float(record.row[0]) for (_, i), record in reference.records.items()}
+
+    assert train(1, 2, 2) == {2: -2.0}  # 2 occurs twice in its first batch, 1 waits
+    assert train(1, 3, 3) == {1: -1.0, 3: -2.0}  # 3 rows; 2 is the longest untrained
+    assert train(4, 4) == {1: -1.0, 3: -2.0, 4: -2.0}  # no sweep
+    assert train(5) == {4: -2.0}  # 1 and 3 are of one step: with both of them 3 rows would remain
+    assert train(1, 1) == {4: -2.0, 1: -2.0}  # anew
+    assert train(6) == {1: -2.0}  # 4 is idle for 3 steps
+    assert ("t", 5) in reference.counts
+    assert train(6) == {1: -2.0, 6: -1.0}
+    assert train(7) == {6: -1.0}
+    assert ("t", 5) not in reference.counts  # waited for too long

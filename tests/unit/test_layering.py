@@ -41,6 +41,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "host_store",
             "ram_host_store",
             "disk_host_store",
+            "catalog_host_store",
             "row_catalog",
             "record_cache",
             "segment_log",
@@ -62,8 +63,19 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
         False,
     ),
     ({"eviction_policy", "eviction_recency", "eviction_frequency", "eviction_clock"}, True),
-    ({"cache_plan", "device_backend", "key_exchange", "mix_cache_options"}, False),
-    ({"mix_cache", "mix_cache_impl", "mix_cache_prefetch", "mix_cache_export", "mix_cache_hints", "memory_plan"}, True),
+    ({"cache_plan", "device_backend", "key_exchange", "mix_cache_options", "row_life"}, False),
+    (
+        {
+            "mix_cache",
+            "mix_cache_impl",
+            "mix_cache_prefetch",
+            "mix_cache_export",
+            "mix_cache_hints",
+            "mix_cache_life",
+            "memory_plan",
+        },
+        True,
+    ),
 ]
 BACKENDS = ("cpu", "cuda")
 

@@ -9,7 +9,8 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.ops import gradient_registry
 
-from hvd_ctr.ops import id_ops, mix_cache_ops, native, pooling_ops, reader_ops  # noqa: F401  (they register gradients)
+# They register gradients.
+from hvd_ctr.ops import id_ops, mix_cache_ops, native, pooling_ops, reader_ops, row_life_ops  # noqa: F401
 
 
 def _compile(tmp_path, version):
@@ -84,6 +85,7 @@ def test_ops_that_touch_a_cache_or_an_exchange_are_stateful():
             "SetFrequencies",
             "WarmStart",
         ),
+        *("RowAges", "Sweep", "ExportWaiting", "ImportLife"),
     }
 
 

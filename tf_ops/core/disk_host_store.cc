@@ -5,13 +5,14 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <shared_mutex>
 #include <utility>
 
 #include "tf_ops/core/batch_reader.h"
+#include "tf_ops/core/catalog_host_store.h"
 #include "tf_ops/core/chunked_array.h"
 #include "tf_ops/core/record_cache.h"
 #include "tf_ops/core/record_file.h"
-#include "tf_ops/core/row_catalog.h"
 #include "tf_ops/core/segment_log.h"
 #include "tf_ops/core/uring_queue.h"
 
@@ -22,18 +23,16 @@ constexpr int64_t kMostPartBytes = int64_t{2} << 20;  // Of a cache chunk, of a 
 constexpr int kExtentBits = 6;
 int64_t PartBytes(int64_t ram_bytes) { return std::min(kMostPartBytes, ram_bytes / 32); }
 
-class DiskHostStore final : public HostStore {
+class DiskHostStore final : public CatalogHostStore {
  public:
   DiskHostStore(const HostStoreSpec& spec, const HostOptions& host, const DiskStoreTuning& tuning,
                 std::unique_ptr<RecordFile> file)
-      : owner_(spec.owner),
+      : CatalogHostStore(spec, kExtentBits),
         limit_(host.ram_bytes),
         part_bytes_(tuning.part_bytes > 0 ? tuning.part_bytes : PartBytes(limit_)),
         most_chunks_(tuning.most_chunks > 0 ? tuning.most_chunks : std::numeric_limits<int64_t>::max()),
-        record_floats_(spec.record_floats),
         record_bytes_(record_floats_ * static_cast<int64_t>(sizeof(float))),
         file_(std::move(file)),
-        catalog_(spec.tables, kExtentBits),
         cache_(record_bytes_, part_bytes_, limit_),
         log_(file_.get(), record_bytes_, part_bytes_),
         reader_(record_bytes_, file_->block_bytes(), part_bytes_) {}
@@ -80,7 +79,7 @@ class DiskHostStore final : public HostStore {
   }
 
   Status Load(Span<const Key> keys, float* records, uint8_t* found, TaskRunner* /*runner*/) const override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::shared_mutex> lock(mutex_);
     for (int64_t begin = 0; begin < keys.size(); begin += kSlice) {
       const int64_t count = std::min(kSlice, keys.size() - begin);
       HVD_CTR_RETURN_IF_ERROR(LoadSlice(keys.subspan(begin, count), records + begin * record_floats_, found + begin));
@@ -89,7 +88,7 @@ class DiskHostStore final : public HostStore {
   }
 
   Status Store(Span<const Key> keys, const float* records, TaskRunner* /*runner*/) override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::shared_mutex> lock(mutex_);
     RowCatalog::Block block;
     for (int64_t begin = 0; begin < keys.size(); begin += RowCatalog::kBlock) {
       const Span<const Key> part = keys.subspan(begin, std::min(RowCatalog::kBlock, keys.size() - begin));
@@ -105,81 +104,67 @@ class DiskHostStore final : public HostStore {
     return Status::Ok();
   }
 
-  void Contains(Span<const Key> keys, uint8_t* found) const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    RowCatalog::Block block;
-    for (int64_t begin = 0; begin < keys.size(); begin += RowCatalog::kBlock) {
-      const int64_t count = std::min(RowCatalog::kBlock, keys.size() - begin);
-      catalog_.Find(keys.subspan(begin, count), &block);
-      for (int64_t i = 0; i < count; ++i) found[begin + i] = block.rows[static_cast<size_t>(i)] != RowCatalog::kNoRow;
-    }
-  }
-
-  int64_t row_count() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return catalog_.row_count();
-  }
-
-  int64_t row_count(int32_t table) const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return catalog_.row_count(table);
-  }
-
-  int64_t allocated_bytes() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return HeldBytes();
-  }
-
   DiskStats disk() const override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::shared_mutex> lock(mutex_);
     return DiskStats{log_.file_bytes(), rows_read_, log_.rows_written()};
   }
 
   Status Scan(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids,
               std::vector<float>* records) const override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::lock_guard<std::shared_mutex> lock(mutex_);
     int64_t end = 0;
-    const Status range = catalog_.ScanRange(table, *cursor, max_rows, &end);
-    if (!range.ok()) return MakeStatus(range.code(), owner_, ": ", range.message());
+    HVD_CTR_RETURN_IF_ERROR(ScanRange(table, *cursor, max_rows, &end));
     const size_t ids_before = ids->size();
     const size_t floats_before = records->size();
-    ids->resize(ids_before + static_cast<size_t>(end - *cursor));
     records->resize(floats_before + static_cast<size_t>((end - *cursor) * record_floats_));
-    int64_t* id = ids->data() + ids_before;
     float* record = records->data() + floats_before;
     Status status;
     for (int64_t begin = *cursor; begin < end && status.ok(); begin += kSlice) {
-      const int64_t count = std::min(kSlice, end - begin);
+      int64_t count = 0;
       reads_.clear();
-      for (int64_t i = 0; i < count; ++i) {
-        const uint32_t row = catalog_.RowAt(table, begin + i);
-        *id++ = catalog_.id(row);
-        CopyOrQueue(row, i, record + i * record_floats_);
+      for (int64_t i = begin; i < std::min(end, begin + kSlice); ++i) {
+        const uint32_t row = catalog_.RowAt(table, i);
+        if (catalog_.id(row) < 0) continue;
+        ids->push_back(catalog_.id(row));
+        CopyOrQueue(row, count, record + count * record_floats_);
+        ++count;
       }
       status = ReadQueued(record);
       record += count * record_floats_;
     }
+    records->resize(static_cast<size_t>(record - records->data()));
     if (!status.ok()) {
       ids->resize(ids_before);
       records->resize(floats_before);
       return status;
     }
-    *cursor = end == catalog_.row_count(table) ? -1 : end;
+    *cursor = NextCursor(table, end);
     return Status::Ok();
   }
 
  private:
   static constexpr int64_t kSlice = 4096;  // Rows read at a time; bounds the scratch memory.
   static constexpr uint32_t kInRam = SegmentLog::kMostPlaces;
+  static constexpr uint32_t kNowhere = 0xffffffffu;  // The place of a removed row; no other row can have it.
   static constexpr int64_t kFirstRowsBytes =
       (int64_t{256} * 16 * 8) + ChunkedArray<int64_t>::kChunkBytes + 2 * ChunkedArray<uint32_t>::kChunkBytes + 4096;
 
   // Index and ids of the first rows, one chunk of the cache, and room for one more while the index grows.
   static int64_t LeastBytes(int64_t held, int64_t chunk_bytes) { return held + 2 * chunk_bytes + kFirstRowsBytes + kSpareBytes; }
 
-  int64_t HeldBytes() const {
+  int64_t HeldBytes() const override {
     return catalog_.allocated_bytes() + places_.allocated_bytes() + cache_.allocated_bytes() + log_.allocated_bytes() +
            reader_.allocated_bytes() + static_cast<int64_t>(reads_.capacity() * sizeof(RecordRead));
+  }
+
+  // What the log had of it is dead weight until its segment is used again or compacted.
+  void ForgetRecord(uint32_t row) override {
+    const uint32_t place = std::exchange(places_[row], kNowhere);
+    if ((place & kInRam) != 0) {
+      cache_.Release(place & ~kInRam);
+    } else {
+      log_.Forget(place);
+    }
   }
 
   // With what the log may take at any time.
@@ -340,17 +325,12 @@ class DiskHostStore final : public HostStore {
   // Room that the index can take before a chunk has to go again.
   static constexpr int64_t kSpareBytes = 64 << 10;
 
-  const std::string owner_;
   const int64_t limit_;
   const int64_t part_bytes_;
   const int64_t most_chunks_;
-  const int64_t record_floats_;
   const int64_t record_bytes_;
-  mutable std::mutex mutex_;
   std::unique_ptr<RecordFile> file_;
-  RowCatalog catalog_;
   ChunkedArray<uint32_t> places_;  // By row: kInRam + slot of the cache, or place in the log.
-  int64_t reserved_ = 0;           // Bytes that the row about to be created may still need.
   // Reading changes these, not what the store holds.
   mutable RecordCache cache_;
   SegmentLog log_;

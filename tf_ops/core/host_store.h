@@ -35,6 +35,9 @@ class HostStore {
   /// Creates or overwrites n records. Keys are distinct. RESOURCE_EXHAUSTED when the budget, memory or the disk is full: some of
   /// the records may have been stored then, all others have the values they had, and a later call may succeed.
   virtual Status Store(Span<const Key> keys, const float* records, TaskRunner* runner) = 0;
+  /// Deletes those of the n keys (distinct) that exist; returns how many. Cannot fail, as no disk is touched; their memory, and
+  /// their space in a file, is used again.
+  virtual int64_t Remove(Span<const Key> keys) = 0;
   /// found[i] = 1 where key i exists.
   virtual void Contains(Span<const Key> keys, uint8_t* found) const = 0;
   virtual int64_t row_count() const = 0;
@@ -42,8 +45,9 @@ class HostStore {
   /// Bytes of RAM held: records, index, buffers.
   virtual int64_t allocated_bytes() const = 0;
   virtual DiskStats disk() const { return DiskStats(); }
-  /// Visits rows in the order of creation: up to max_rows rows of `table` from *cursor (0 at the start) on; *cursor is set to
-  /// where to go on, or -1 at the end. Appends ids and records. A cursor is a position in that order: after a read error, which
+  /// Visits rows in the order of creation: the next max_rows positions of `table` from *cursor (0 at the start) on; *cursor is
+  /// set to where to go on, or -1 at the end. Appends ids and records, fewer than max_rows (or none) where rows were removed; a
+  /// new row takes the position of the one removed last. A cursor is a position in that order: after a read error, which
   /// leaves *cursor and the vectors as they were, a later position skips the rows that cannot be read.
   virtual Status Scan(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids,
                       std::vector<float>* records) const = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -28,8 +29,18 @@ std::string CutText(const std::string& text) {
   return text.substr(0, size);
 }
 
+// Keys of the tables that count, by the key counts of T tables.
+int64_t CountedKeys(const int64_t* table_counts, Span<const uint8_t> counted) {
+  int64_t keys = 0;
+  for (int64_t t = 0; t < counted.size(); ++t) keys += counted[t] != 0 ? table_counts[t] : 0;
+  return keys;
+}
+
+// Words that hold this many occurrence counts.
+int64_t CountWords(int64_t keys) { return CeilDivide(keys * static_cast<int64_t>(sizeof(int32_t)), kWordBytes); }
+
 // What stands in the way of sending the keys; OK when nothing does.
-Status CheckSend(const BatchInfo& info, const PartitionResult& partition, int32_t world_size) {
+Status CheckSend(const BatchInfo& info, const PartitionResult& partition, const KeyCounts& counts, int32_t world_size) {
   if (!info.status.ok()) return info.status;
   const int64_t tables = static_cast<int64_t>(info.invalid_counts.size());
   if (static_cast<int64_t>(partition.splits.size()) != world_size ||
@@ -43,8 +54,12 @@ Status CheckSend(const BatchInfo& info, const PartitionResult& partition, int32_
     return MakeStatus(StatusCode::kInternal, "PackKeys: the partition's splits tell ", keys, " keys, but it has ",
                       partition.grouped.size());
   }
+  if (!counts.counted.empty() && (counts.counted.size() != tables || counts.counts.size() != keys)) {
+    return MakeStatus(StatusCode::kInternal, "PackKeys: ", counts.counts.size(), " occurrence counts and ", counts.counted.size(),
+                      " tables that may count; expected ", keys, " and ", tables);
+  }
   for (int32_t w = 0; w < world_size; ++w) {
-    if (partition.splits[w] > kMaxWords - kKeyHeaderWords - 2 * tables) {
+    if (partition.splits[w] + CountWords(partition.splits[w]) > kMaxWords - kKeyHeaderWords - 2 * tables) {
       return MakeStatus(StatusCode::kResourceExhausted, "PackKeys: ", partition.splits[w], " keys for rank ", w,
                         " exceed what one message can hold (", kMaxWords, " words); use a smaller batch");
     }
@@ -62,6 +77,23 @@ int64_t* PutHeader(const BatchInfo& info, StatusCode code, int64_t text_bytes, i
   out[6] = text_bytes;
   out[7] = static_cast<int64_t>(info.invalid_counts.size());
   return out + kKeyHeaderWords;
+}
+
+// The occurrences of one owner's keys, of which `key` is the first, as far as their tables count. Returns the end.
+int64_t* PutKeyCounts(const KeyCounts& counts, int64_t key, const int64_t* table_counts, int64_t* out) {
+  const int64_t words = CountWords(CountedKeys(table_counts, counts.counted));
+  if (words == 0) return out;
+  out[words - 1] = 0;  // The padding.
+  char* bytes = reinterpret_cast<char*>(out);
+  for (int64_t t = 0; t < counts.counted.size(); ++t) {
+    const auto size = static_cast<size_t>(table_counts[t]) * sizeof(int32_t);
+    if (counts.counted[t] != 0 && size > 0) {
+      std::memcpy(bytes, counts.counts.data() + key, size);
+      bytes += size;
+    }
+    key += table_counts[t];
+  }
+  return out + words;
 }
 
 // One peer's message and where it stands.
@@ -105,7 +137,7 @@ Status CheckHeader(const MessageView& message, int32_t tables) {
 
 // Checks the counts of `sent_tables` tables against each other and the message size. No sum can overflow: a count is at most the
 // words that are left.
-Status CheckCounts(const MessageView& message, int64_t sent_tables) {
+Status CheckCounts(const MessageView& message, int64_t sent_tables, Span<const uint8_t> counted) {
   const int64_t* const counts = message.words + kKeyHeaderWords;
   const int64_t body = message.size - kKeyHeaderWords - 2 * sent_tables;
   const bool failed = message.words[1] != 0;
@@ -119,7 +151,10 @@ Status CheckCounts(const MessageView& message, int64_t sent_tables) {
       return Corrupt(message.rank, "invalid-id count of table ", t, " is ", counts[sent_tables + t], "; allowed: >= 0");
     }
   }
-  if (left != 0) return Corrupt(message.rank, "it has ", left, " words more than its key counts tell");
+  if (!failed) left -= CountWords(CountedKeys(counts, counted));
+  if (left != 0) {
+    return Corrupt(message.rank, "it has ", std::abs(left), " words ", left > 0 ? "more" : "fewer", " than its key counts tell");
+  }
   if (failed && body != CeilDivide(message.words[6], kWordBytes)) {
     return Corrupt(message.rank, "it has ", body, " words for an error text of ", message.words[6], " bytes");
   }
@@ -141,17 +176,35 @@ void ReadInfo(const MessageView& message, int64_t sent_tables, int32_t tables, B
   info->status = Status(static_cast<StatusCode>(words[1]), std::string(text, static_cast<size_t>(words[6])));
 }
 
-Status ReadMessage(const MessageView& message, int32_t tables, ReceivedKeys* received, PeerMessage* peer) {
+// Appends the occurrences of the message's keys; `from`: where the message has those of the tables that count.
+Status ReadKeyCounts(const MessageView& message, const int64_t* table_counts, Span<const uint8_t> counted, const int64_t* from,
+                     std::vector<int32_t>* counts) {
+  const char* bytes = reinterpret_cast<const char*>(from);
+  for (int64_t t = 0; t < counted.size(); ++t) {
+    const size_t begin = counts->size();
+    counts->resize(begin + static_cast<size_t>(table_counts[t]), 1);
+    if (counted[t] == 0 || table_counts[t] == 0) continue;
+    const size_t size = static_cast<size_t>(table_counts[t]) * sizeof(int32_t);
+    std::memcpy(counts->data() + begin, bytes, size);
+    bytes += size;
+    const auto bad = std::find_if(counts->begin() + static_cast<int64_t>(begin), counts->end(), [](int32_t n) { return n < 1; });
+    if (bad != counts->end()) return Corrupt(message.rank, "a key of table ", t, " occurs ", *bad, " times; allowed: >= 1");
+  }
+  return Status::Ok();
+}
+
+Status ReadMessage(const MessageView& message, int32_t tables, Span<const uint8_t> counted, ReceivedKeys* received,
+                   PeerMessage* peer) {
   HVD_CTR_RETURN_IF_ERROR(CheckHeader(message, tables));
   const int64_t sent_tables = message.words[7];
-  HVD_CTR_RETURN_IF_ERROR(CheckCounts(message, sent_tables));
+  HVD_CTR_RETURN_IF_ERROR(CheckCounts(message, sent_tables, counted));
   ReadInfo(message, sent_tables, tables, &peer->info);
   peer->key_offset = static_cast<int64_t>(received->ids.size());
   peer->key_count = 0;
   if (!peer->info.status.ok()) return Status::Ok();
   const int64_t* const counts = message.words + kKeyHeaderWords;
   const int64_t* const keys = counts + 2 * sent_tables;
-  const int64_t* const end = message.words + message.size;
+  const int64_t* const end = message.words + message.size - CountWords(CountedKeys(counts, counted));
   int64_t signs = 0;
   for (const int64_t* key = keys; key != end; ++key) signs |= *key;
   if (signs < 0) return Corrupt(message.rank, "it asks for a negative id");
@@ -160,17 +213,18 @@ Status ReadMessage(const MessageView& message, int32_t tables, ReceivedKeys* rec
     received->tables.insert(received->tables.end(), static_cast<size_t>(counts[t]), static_cast<int32_t>(t));
   }
   peer->key_count = end - keys;
-  return Status::Ok();
+  return counted.empty() ? Status::Ok() : ReadKeyCounts(message, counts, counted, end, &received->counts);
 }
 
-Status ReadMessages(Span<const int64_t> words, Span<const int32_t> splits, int32_t tables, ReceivedKeys* received) {
+Status ReadMessages(Span<const int64_t> words, Span<const int32_t> splits, int32_t tables, Span<const uint8_t> counted,
+                    ReceivedKeys* received) {
   int64_t offset = 0;
   for (int64_t rank = 0; rank < splits.size(); ++rank) {
     if (splits[rank] < 0 || splits[rank] > words.size() - offset) {
       return Corrupt(rank, "its split is ", splits[rank], " words; allowed: 0 .. ", words.size() - offset);
     }
     const MessageView message{words.data() + offset, splits[rank], rank};
-    HVD_CTR_RETURN_IF_ERROR(ReadMessage(message, tables, received, &received->peers[rank]));
+    HVD_CTR_RETURN_IF_ERROR(ReadMessage(message, tables, counted, received, &received->peers[rank]));
     offset += splits[rank];
   }
   if (offset != words.size()) {
@@ -196,34 +250,44 @@ Status InvalidIdStatus(const BatchInfo& info, int64_t rank, int64_t table, const
 
 }  // namespace
 
-void PackKeys(const BatchInfo& info, const PartitionResult& partition, int32_t world_size, std::vector<int64_t>* words,
-              std::vector<int32_t>* splits) {
-  const Status status = CheckSend(info, partition, world_size);
+std::vector<uint8_t> CountedTables(const std::vector<TableOptions>& tables) {
+  std::vector<uint8_t> counted;
+  for (const TableOptions& table : tables) counted.push_back(table.min_count > 1);
+  if (std::count(counted.begin(), counted.end(), 1) == 0) counted.clear();
+  return counted;
+}
+
+void PackKeys(const BatchInfo& info, const PartitionResult& partition, const KeyCounts& counts, int32_t world_size,
+              std::vector<int64_t>* words, std::vector<int32_t>* splits) {
+  const Status status = CheckSend(info, partition, counts, world_size);
   const std::string text = status.ok() ? std::string() : CutText(status.message());
   const int64_t text_bytes = static_cast<int64_t>(text.size());
   const int64_t tables = static_cast<int64_t>(info.invalid_counts.size());
   splits->resize(static_cast<size_t>(world_size));
   int64_t total = 0;
+  const auto counts_of = [&](int32_t w) { return partition.owner_table_counts.data() + w * tables; };
   for (int32_t w = 0; w < world_size; ++w) {
-    const int64_t body = status.ok() ? partition.splits[w] : CeilDivide(text_bytes, kWordBytes);
+    const int64_t body = status.ok() ? partition.splits[w] + CountWords(CountedKeys(counts_of(w), counts.counted))
+                                     : CeilDivide(text_bytes, kWordBytes);
     (*splits)[w] = static_cast<int32_t>(kKeyHeaderWords + 2 * tables + body);
     total += (*splits)[w];
   }
   words->resize(static_cast<size_t>(total));
   int64_t* out = words->data();
-  const int64_t* keys = partition.grouped.data();
+  int64_t key = 0;
   for (int32_t w = 0; w < world_size; ++w) {
     int64_t* const end = out + (*splits)[w];
     out = PutHeader(info, status.code(), text_bytes, out);
     if (status.ok()) {
-      out = std::copy_n(partition.owner_table_counts.data() + w * tables, tables, out);
+      out = std::copy_n(counts_of(w), tables, out);
     } else {
       out = std::fill_n(out, tables, int64_t{0});
     }
     out = std::copy(info.invalid_counts.begin(), info.invalid_counts.end(), out);
     if (status.ok()) {
-      out = std::copy_n(keys, partition.splits[w], out);
-      keys += partition.splits[w];
+      out = std::copy_n(partition.grouped.data() + key, partition.splits[w], out);
+      out = PutKeyCounts(counts, key, counts_of(w), out);
+      key += partition.splits[w];
     } else if (out != end) {
       end[-1] = 0;  // The padding of the last word.
       std::memcpy(out, text.data(), text.size());
@@ -232,14 +296,17 @@ void PackKeys(const BatchInfo& info, const PartitionResult& partition, int32_t w
   }
 }
 
-Status UnpackKeys(Span<const int64_t> words, Span<const int32_t> splits, int32_t tables, ReceivedKeys* received) {
+Status UnpackKeys(Span<const int64_t> words, Span<const int32_t> splits, int32_t tables, Span<const uint8_t> counted,
+                  ReceivedKeys* received) {
   received->ids.clear();
   received->tables.clear();
+  received->counts.clear();
   received->peers.resize(static_cast<size_t>(splits.size()));
-  const Status status = ReadMessages(words, splits, tables, received);
+  const Status status = ReadMessages(words, splits, tables, counted, received);
   if (!status.ok()) {
     received->ids.clear();
     received->tables.clear();
+    received->counts.clear();
     received->peers.clear();
   }
   return status;

@@ -6,6 +6,8 @@
 //   sum (bits of a double) [4] first invalid feature (-1: none)   [5] first invalid id   [6] error text bytes (0: none) [7]
 //   number of tables T then T key counts, T invalid-id counts, then either the keys (by table) or, when the status is not OK, the
 //   error text padded to 8-byte words.
+//   Last, for the keys of tables that count their ids (all ranks know which, by configuration), how often each occurs in the
+//   sender's batch: int32 in the order of the keys, padded to 8-byte words. Without such tables nothing is added.
 // Every rank sends a header to every peer in every step, so batch size, weight and errors are agreed on without a collective of
 // their own, and a rank without data or with an error never leaves the others waiting.
 //
@@ -41,11 +43,20 @@ struct BatchInfo {
   std::vector<int64_t> invalid_counts;  ///< (T)
 };
 
+/// How often each key occurs in the sender's batch.
+struct KeyCounts {
+  Span<const int32_t> counts;   ///< (U) in the order of PartitionResult::grouped; may be empty where no table counts.
+  Span<const uint8_t> counted;  ///< (T) 1: the counts of this table's keys are sent. Empty: no table's.
+};
+
+/// KeyCounts::counted of tables with these options: those with a min_count. Empty where there is none.
+std::vector<uint8_t> CountedTables(const std::vector<TableOptions>& tables);
+
 /// Builds the send buffer for all peers. words gets sum(splits) words; splits (W) words per peer. T is
-/// info.invalid_counts.size(). Failures travel instead of keys: a status that is not OK, a partition that does not fit W and T
-/// (INTERNAL), or a message of 2^31 words or more (RESOURCE_EXHAUSTED). Error texts are cut to kMaxErrorTextBytes.
-void PackKeys(const BatchInfo& info, const PartitionResult& partition, int32_t world_size, std::vector<int64_t>* words,
-              std::vector<int32_t>* splits);
+/// info.invalid_counts.size(). Failures travel instead of keys: a status that is not OK, a partition or counts that do not fit W
+/// and T (INTERNAL), or a message of 2^31 words or more (RESOURCE_EXHAUSTED). Error texts are cut to kMaxErrorTextBytes.
+void PackKeys(const BatchInfo& info, const PartitionResult& partition, const KeyCounts& counts, int32_t world_size,
+              std::vector<int64_t>* words, std::vector<int32_t>* splits);
 
 /// One peer's message after UnpackKeys.
 struct PeerMessage {
@@ -58,12 +69,15 @@ struct PeerMessage {
 struct ReceivedKeys {
   std::vector<int64_t> ids;
   std::vector<int32_t> tables;
+  std::vector<int32_t> counts;     ///< (R) occurrences, 1 for keys of tables that do not count. Empty: no table counts.
   std::vector<PeerMessage> peers;  ///< (W)
 };
 
-/// Parses words (sum of splits) from W peers. Checks magic, table count, every count and size: DATA_LOSS naming the rank and
-/// field; *received is empty then. A peer that failed before it knew its tables may send T = 0 beside its error.
-Status UnpackKeys(Span<const int64_t> words, Span<const int32_t> splits, int32_t tables, ReceivedKeys* received);
+/// Parses words (sum of splits) from W peers; counted (T, or empty) as in KeyCounts. Checks magic, table count, every count and
+/// size: DATA_LOSS naming the rank and field; *received is empty then. A peer that failed before it knew its tables may send T =
+/// 0 beside its error.
+Status UnpackKeys(Span<const int64_t> words, Span<const int32_t> splits, int32_t tables, Span<const uint8_t> counted,
+                  ReceivedKeys* received);
 
 /// The agreed verdict over all peers, the same on every rank: the lowest rank's failed status, prefixed by that rank; else, for a
 /// table under InvalidIdPolicy::kError with invalid ids, OUT_OF_RANGE naming rank, feature, table, id, the allowed range and what

@@ -49,6 +49,23 @@ class KeyMap {
       if (entry.table != kEmpty) function(Key{entry.id, entry.table}, entry.value);
     }
   }
+  template <typename Function>
+  void ForEach(const Function& function) const {
+    for (const Entry& entry : entries_) {
+      if (entry.table != kEmpty) function(Key{entry.id, entry.table}, entry.value);
+    }
+  }
+  /// The same for the keys in the next `entries` places from place `from` on; returns the place to go on from, -1 at the end.
+  template <typename Function>
+  int64_t ForSome(int64_t from, int64_t entries, const Function& function) const {
+    const auto all = static_cast<int64_t>(entries_.size());
+    const int64_t end = entries < all - from ? from + entries : all;
+    for (int64_t at = from; at < end; ++at) {
+      const Entry& entry = entries_[static_cast<size_t>(at)];
+      if (entry.table != kEmpty) function(Key{entry.id, entry.table}, entry.value);
+    }
+    return end < all ? end : -1;
+  }
   /// Drops the entries whose value is 0.
   void EraseZeros();
 

@@ -17,7 +17,8 @@ MixCacheImpl::MixCacheImpl(const MixCacheOptions& options, std::unique_ptr<Devic
       backend_(std::move(backend)),
       store_(std::move(store)),
       merge_(static_cast<int32_t>(options.tables.size()), options.rank, options.world_size),
-      announce_merge_(static_cast<int32_t>(options.tables.size()), options.rank, options.world_size) {
+      announce_merge_(static_cast<int32_t>(options.tables.size()), options.rank, options.world_size),
+      life_(options.tables) {
   int32_t largest_state = 0;
   for (const TableOptions& table : options_.tables) {
     optimizers_.push_back(table.optimizer);
@@ -52,13 +53,14 @@ Status MixCacheImpl::CheckReceived(const ReceivedKeys& received) const {
   int64_t keys = 0;
   for (const PeerMessage& peer : received.peers) keys += peer.key_count;
   if (static_cast<int32_t>(received.peers.size()) == options_.world_size && keys == static_cast<int64_t>(received.ids.size()) &&
-      received.tables.size() == received.ids.size()) {
+      received.tables.size() == received.ids.size() &&
+      (received.counts.empty() || received.counts.size() == received.ids.size())) {
     return Status::Ok();
   }
-  return MakeStatus(StatusCode::kInvalidArgument, Where(), ": received ", received.ids.size(), " ids and ",
-                    received.tables.size(), " tables from ", received.peers.size(), " peers that announce ", keys,
+  return MakeStatus(StatusCode::kInvalidArgument, Where(), ": received ", received.ids.size(), " ids, ", received.tables.size(),
+                    " tables and ", received.counts.size(), " counts from ", received.peers.size(), " peers that announce ", keys,
                     " keys; needed are messages from ", options_.world_size,
-                    " ranks and equal numbers of ids, tables and announced keys");
+                    " ranks and equal numbers of ids, tables, counts (or none) and announced keys");
 }
 
 Status MixCacheImpl::FindTicket(int64_t number, const char* what, Ticket** ticket) const {
@@ -75,9 +77,11 @@ Status MixCacheImpl::FindTicket(int64_t number, const char* what, Ticket** ticke
                     next_ticket_ - 1, " were, numbered from 1); call Prefetch first");
 }
 
-void MixCacheImpl::EndTicket(Ticket* ticket, bool updated) {
+void MixCacheImpl::EndTicket(Ticket* ticket, Span<const Slot> updated) {
+  for (const Slot slot : updated) {
+    if (slot != kNoSlot) dirty_[static_cast<size_t>(slot)] = 1;
+  }
   for (const Slot slot : ticket->slots) {
-    if (updated) dirty_[static_cast<size_t>(slot)] = 1;
     if (--pins_[static_cast<size_t>(slot)] == 0) --pinned_slots_;
   }
   const auto ended = std::find_if(open_.begin(), open_.end(), [ticket](const auto& open) { return open.get() == ticket; });
@@ -121,11 +125,14 @@ Status MixCacheImpl::Apply(int64_t ticket, const float* gradients, float learnin
     }
     const auto unique = static_cast<int64_t>(found->slots.size());
     if (sums_.size() < static_cast<size_t>(unique * dim_)) sums_.resize(static_cast<size_t>(unique * dim_));
+    const Span<const Slot> slots = AdmittedSlots(*found);
     HVD_CTR_RETURN_IF_ERROR(backend_->SegmentSum(gradients, found->inverse, unique, sums_.data(), runner));
     HVD_CTR_RETURN_IF_ERROR(
-        backend_->UpdateRows(found->slots, found->tables, sums_.data(), optimizers_, step, learning_rate_scale, runner));
+        backend_->UpdateRows(slots, found->tables, sums_.data(), optimizers_, step, learning_rate_scale, runner));
+    life_.Count(found->tracked, step);
     std::lock_guard<std::mutex> lock(mutex_);
-    EndTicket(found, /*updated=*/true);
+    NoteAdmitted(*found);
+    EndTicket(found, slots);
     stats_.steps = step;
     sums_bytes_ = static_cast<int64_t>(sums_.capacity() * sizeof(float));
     return Status::Ok();
@@ -137,7 +144,7 @@ Status MixCacheImpl::Release(int64_t ticket) {
   std::lock_guard<std::mutex> lock(mutex_);
   Ticket* found = nullptr;
   HVD_CTR_RETURN_IF_ERROR(FindTicket(ticket, "Release", &found));
-  EndTicket(found, /*updated=*/false);
+  EndTicket(found, {});
   return Status::Ok();
 }
 
@@ -173,11 +180,12 @@ MixCacheStats MixCacheImpl::Stats() const {
   stats.pinned_slots = pinned_slots_;
   stats.device_bytes = backend_->allocated_bytes();
   stats.host_bytes = store_bytes + directory_.allocated_bytes() + policy_->allocated_bytes() + scratch_bytes_ + sums_bytes_ +
-                     announce_bytes_ + static_cast<int64_t>(pins_.capacity() * sizeof(int32_t) + dirty_.capacity());
+                     announce_bytes_ + life_bytes_ + static_cast<int64_t>(pins_.capacity() * sizeof(int32_t) + dirty_.capacity());
   for (const auto* tickets : {&open_, &spare_}) {
     for (const std::unique_ptr<Ticket>& ticket : *tickets) {
       stats.host_bytes += static_cast<int64_t>((ticket->slots.capacity() + ticket->received_slots.capacity()) * sizeof(Slot) +
-                                               (ticket->tables.capacity() + ticket->inverse.capacity()) * sizeof(int32_t));
+                                               (ticket->tables.capacity() + ticket->inverse.capacity()) * sizeof(int32_t) +
+                                               ticket->tracked.capacity() * sizeof(RowLife::Occurrence));
     }
   }
   return stats;

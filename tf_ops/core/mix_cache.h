@@ -13,7 +13,12 @@
 // Concurrency: one thread may call Prefetch while another calls Lookup/Apply/Release: their slots are disjoint or pinned.
 // Metadata is under one mutex, row movement is outside it. Flush/Export/Import/Read take part in the same order as Prefetch, but
 // a Prefetch that waits for room lets them pass, so the thread that holds the pins may call them. The calling thread's order
-// decides the numbers: Apply tickets in the order of their batches, and Lookup a ticket after the Apply of the one before.
+// decides the numbers: Apply tickets in the order of their batches, and Lookup a ticket after the Apply of the one before; Sweep
+// after the Apply of its step and before the next Lookup.
+//
+// Rows of tables with min_count, max_idle_steps or max_rows (row_life.h) may be refused by Apply and deleted by Sweep. A deleted
+// row that is in flight (its slot is pinned by the ticket of a later batch) is set back to its first value where it is, so what
+// that batch sees does not depend on how far ahead it was prefetched. Eviction never deletes.
 #ifndef HVD_CTR_CORE_MIX_CACHE_H_
 #define HVD_CTR_CORE_MIX_CACHE_H_
 
@@ -26,6 +31,7 @@
 #include "tf_ops/core/host_store.h"
 #include "tf_ops/core/key_exchange.h"
 #include "tf_ops/core/options.h"
+#include "tf_ops/core/row_life.h"
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"
 
@@ -39,11 +45,16 @@ struct MixCacheTableStats {
   int64_t misses = 0;
   int64_t created = 0;  ///< Of the misses: rows that did not exist yet (a row exists from its first update on).
   int64_t evictions = 0;
-  int64_t write_backs = 0;  ///< Rows written to the host store (by eviction and flush).
-  int64_t invalid_ids = 0;  ///< Over all ranks (from the key headers), so equal on every rank.
-  int64_t host_rows = 0;    ///< Rows in the host store now.
-  int64_t cached_rows = 0;  ///< Rows on the device now.
-  int64_t loads = 0;        ///< Rows moved into device slots: misses, warm start, imports over a cached row.
+  int64_t write_backs = 0;       ///< Rows written to the host store (by eviction and flush).
+  int64_t invalid_ids = 0;       ///< Over all ranks (from the key headers), so equal on every rank.
+  int64_t host_rows = 0;         ///< Rows in the host store now.
+  int64_t cached_rows = 0;       ///< Rows on the device now.
+  int64_t loads = 0;             ///< Rows moved into device slots: misses, warm start, imports over a cached row.
+  int64_t not_admitted = 0;      ///< Working keys, summed over steps, whose gradients were dropped: their ids had not occurred
+                                 ///< min_count times.
+  int64_t waiting_ids = 0;       ///< Ids now that have occurred, but not min_count times.
+  int64_t deleted_idle = 0;      ///< Rows deleted because of max_idle_steps.
+  int64_t deleted_max_rows = 0;  ///< Rows deleted because of max_rows.
 };
 
 struct MixCacheStats {
@@ -60,11 +71,13 @@ struct MixCacheStats {
   int64_t record_bytes = 0;       ///< Of one row with its state, on its way between the tiers.
 };
 
-/// A chunk of exported rows: ids (n), rows (n, D), state (n, state_floats of this table).
+/// A chunk of exported rows: ids (n), rows (n, D), state (n, state_floats of this table); of a table that is tracked (row_life.h)
+/// what is known of the ids (n), of another (0).
 struct ExportChunk {
   std::vector<int64_t> ids;
   std::vector<float> rows;
   std::vector<float> state;
+  std::vector<RowLife::Id> life;
 };
 
 class MixCache {
@@ -79,7 +92,8 @@ class MixCache {
   virtual Status TicketSplits(int64_t ticket, std::vector<int32_t>* splits) const = 0;
   /// rows (R, D) in the order received.
   virtual Status Lookup(int64_t ticket, float* rows, TaskRunner* runner) = 0;
-  /// gradients (R, D) in the order received. Ends the ticket. Counts one optimizer step, also for R = 0.
+  /// gradients (R, D) in the order received. Ends the ticket. Counts one optimizer step, also for R = 0. Counts the occurrences
+  /// of ids in tables that are tracked; rows of ids below min_count are not updated and do not come into being.
   virtual Status Apply(int64_t ticket, const float* gradients, float learning_rate_scale, TaskRunner* runner) = 0;
   /// Ends the ticket without an update.
   virtual Status Release(int64_t ticket) = 0;
@@ -96,6 +110,19 @@ class MixCache {
   /// state (n, state_floats) or empty for the initial state.
   virtual Status Import(int32_t table, Span<const int64_t> ids, const float* rows, const float* state, int64_t* foreign,
                         TaskRunner* runner) = 0;
+  /// ages (A * kAgeBins): rows of the A tables with max_rows by age (RowLife::Ages), those of tables for which no sweep is due
+  /// now are zeros. To be summed over all ranks, for Sweep.
+  virtual Status RowAges(std::vector<int64_t>* ages) const = 0;
+  /// Deletes the rows that max_idle_steps and max_rows end at this step (RowLife), from device and host; nothing where no sweep
+  /// is due. ages: RowAges summed over all ranks. *deleted: how many. The dropped rows' slots are free then.
+  virtual Status Sweep(Span<const int64_t> ages, int64_t* deleted, TaskRunner* runner) = 0;
+  /// Ids of the table that wait to occur min_count times, in no particular order, in chunks of at most max_ids (perhaps none):
+  /// from *cursor, 0 at the start, on; it is -1 at the end. The table must not be trained in between.
+  virtual Status ExportWaiting(int32_t table, int64_t* cursor, int64_t max_ids, std::vector<int64_t>* ids,
+                               std::vector<RowLife::Id>* life) const = 0;
+  /// Restores what is known of the ids (n) that this rank owns, others are counted in *foreign; after Import, which takes rows
+  /// for just trained and as often seen as needed. Ids without a row wait. Nothing for tables that are not tracked.
+  virtual Status ImportLife(int32_t table, Span<const int64_t> ids, Span<const RowLife::Id> life, int64_t* foreign) = 0;
   /// A hint for the policy `lookahead`, which changes speed and never a number: the keys of a batch that will be prefetched after
   /// those announced before. Its Prefetch ends the announcement; so does the Prefetch of a batch announced later, as this one was
   /// skipped then. *noted is false where the policy is another or options().window batches are announced already. Moves no rows

@@ -116,6 +116,10 @@ Status MixCacheImpl::ExportInOrder(int32_t table, int64_t* cursor, int64_t max_r
   const auto count = static_cast<int64_t>(chunk->ids.size());
   chunk->rows.reserve(static_cast<size_t>(count * dim_));
   chunk->state.reserve(static_cast<size_t>(count * state));
+  chunk->life.clear();
+  if (life_.tracks(table)) {
+    for (const int64_t id : chunk->ids) chunk->life.push_back(life_.Find(Key{id, table}));
+  }
   for (int64_t i = 0; i < count; ++i) {
     const float* record = records.data() + i * record_floats_;
     chunk->rows.insert(chunk->rows.end(), record, record + dim_);
@@ -253,6 +257,11 @@ Status MixCacheImpl::ImportChunk(int32_t table, int64_t begin, int64_t end, cons
   });
   const Span<const Key> keys = Span<const Key>(other_keys_.keys).subspan(begin, end - begin);
   HVD_CTR_RETURN_IF_ERROR(store_->Store(keys, records, runner));
+  if (life_.tracks(table)) {
+    for (const Key& key : keys) life_.Set(key, RowLife::Id{0, step()}, /*has_row=*/true);
+    std::lock_guard<std::mutex> lock(mutex_);
+    NoteLife();
+  }
   const Span<const Slot> slots = Span<const Slot>(other_slots_).subspan(begin, end - begin);
   if (std::all_of(slots.begin(), slots.end(), [](Slot slot) { return slot == kNoSlot; })) return Status::Ok();
   HVD_CTR_RETURN_IF_ERROR(backend_->StoreRecords(slots, records, runner));

@@ -2,14 +2,12 @@
 //
 // Locks, in the order in which they may be taken:
 //   prefetch_mutex_  one Prefetch at a time, also while it waits for room.
-//   order_mutex_     one at a time of Prefetch (after its wait), Read, Flush, Export, Import: whoever reads or changes the
-//   directory, or
-//                    moves rows between device and host. So a row is read from the host only after its earlier write-back
-//                    (freshness).
-//   rows_mutex_      device rows and the tickets' content: Apply, Release and Import change them (exclusive); Lookup, Read and
-//   Flush
-//                    read (shared). Prefetch moves rows of unpinned slots only, which nobody else touches then: order_mutex_
-//                    suffices.
+//   order_mutex_     one at a time of Prefetch (after its wait), Read, Flush, Export, Import, Sweep: whoever reads or changes
+//                    the directory, or moves rows between device and host. So a row is read from the host only after its
+//                    earlier write-back (freshness).
+//   rows_mutex_      device rows, the tickets' content and life_: Apply, Release, Import and Sweep change them (exclusive);
+//                    Lookup, Read, Flush and Export read (shared). Prefetch moves rows of unpinned slots only, which nobody
+//                    else touches then: order_mutex_ suffices.
 //   announce_mutex_  one Announce at a time; it needs neither of the three above, so that it never waits for rows on their way.
 //   mutex_           the small metadata: tickets, pins, dirty flags, policy, counters. Never held while rows move.
 // The directory is written under order_mutex_ and mutex_, so holding either allows to read it.
@@ -29,6 +27,7 @@
 #include "tf_ops/core/eviction_policy.h"
 #include "tf_ops/core/mix_cache.h"
 #include "tf_ops/core/request_merge.h"
+#include "tf_ops/core/row_life.h"
 #include "tf_ops/core/slot_directory.h"
 
 namespace hvd_ctr {
@@ -49,6 +48,11 @@ class MixCacheImpl final : public MixCache {
   Status Export(int32_t table, int64_t* cursor, int64_t max_rows, ExportChunk* chunk, TaskRunner* runner) override;
   Status Import(int32_t table, Span<const int64_t> ids, const float* rows, const float* state, int64_t* foreign,
                 TaskRunner* runner) override;
+  Status RowAges(std::vector<int64_t>* ages) const override;
+  Status Sweep(Span<const int64_t> ages, int64_t* deleted, TaskRunner* runner) override;
+  Status ExportWaiting(int32_t table, int64_t* cursor, int64_t max_ids, std::vector<int64_t>* ids,
+                       std::vector<RowLife::Id>* life) const override;
+  Status ImportLife(int32_t table, Span<const int64_t> ids, Span<const RowLife::Id> life, int64_t* foreign) override;
   Status Announce(const ReceivedKeys& received, bool* noted) override;
   void EndAnnouncements() override;
   Status SetFrequencies(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign) override;
@@ -68,11 +72,12 @@ class MixCacheImpl final : public MixCache {
 
   struct Ticket {
     int64_t number = 0;
-    std::vector<Slot> slots;           // (K)
-    std::vector<int32_t> tables;       // (K)
-    std::vector<int32_t> inverse;      // (R)
-    std::vector<Slot> received_slots;  // (R) slots[inverse], kNoSlot for foreign keys.
-    std::vector<int32_t> splits;       // (W)
+    std::vector<Slot> slots;                   // (K)
+    std::vector<int32_t> tables;               // (K)
+    std::vector<int32_t> inverse;              // (R)
+    std::vector<Slot> received_slots;          // (R) slots[inverse], kNoSlot for foreign keys.
+    std::vector<int32_t> splits;               // (W)
+    std::vector<RowLife::Occurrence> tracked;  // Those of the K keys whose tables are tracked, in their order.
   };
 
   // Prefetch: mix_cache_prefetch.cc.
@@ -103,6 +108,15 @@ class MixCacheImpl final : public MixCache {
   Status CheckImport(int32_t table, Span<const int64_t> ids);
   Status ImportChunk(int32_t table, int64_t begin, int64_t end, const float* rows, const float* state, TaskRunner* runner);
 
+  // What row_life.h decides: mix_cache_life.cc.
+  void TrackKeys(const ReceivedKeys& received, Ticket* ticket);
+  Span<const Slot> AdmittedSlots(const Ticket& ticket);
+  void NoteAdmitted(const Ticket& ticket);  // Needs mutex_.
+  Status SweepInOrder(Span<const int64_t> ages, int64_t* deleted, TaskRunner* runner);
+  Status DeleteRows(Span<const Key> keys, int64_t MixCacheTableStats::* counter, TaskRunner* runner);
+  Status DeleteChunk(Span<const Key> keys, int64_t MixCacheTableStats::* counter, TaskRunner* runner);
+  void NoteLife();  // Needs mutex_ and rows_mutex_.
+
   // Announce, SetFrequencies, WarmStart: mix_cache_hints.cc.
   Status SetFrequenciesInOrder(int32_t table, Span<const int64_t> ids, Span<const int64_t> counts, int64_t* foreign);
   Status WarmStartInOrder(int64_t* rows, TaskRunner* runner);
@@ -113,7 +127,8 @@ class MixCacheImpl final : public MixCache {
   Status CheckReceived(const ReceivedKeys& received) const;
   Status CheckTable(int32_t table, const char* what) const;
   Status FindTicket(int64_t number, const char* what, Ticket** ticket) const;  // Needs mutex_.
-  void EndTicket(Ticket* ticket, bool updated);                                // Needs mutex_.
+  /// updated: the slots whose rows have changed; kNoSlot among them. Needs mutex_.
+  void EndTicket(Ticket* ticket, Span<const Slot> updated);
   /// Device -> host, in chunks; counts the rows as write-backs. Needs order_mutex_, and nobody may change these rows meanwhile.
   Status WriteBack(Span<const Key> keys, Span<const Slot> slots, TaskRunner* runner);
   void InitialRecord(const Key& key, float* record) const;
@@ -162,8 +177,12 @@ class MixCacheImpl final : public MixCache {
   MergedKeys announced_;
   std::vector<Slot> announced_slots_;
 
-  std::shared_mutex rows_mutex_;
-  std::vector<float> sums_;  // (K, D) of the Apply that runs; under rows_mutex_ held exclusively.
+  mutable std::shared_mutex rows_mutex_;
+  RowLife life_;
+  // Of the Apply that runs; under rows_mutex_ held exclusively.
+  std::vector<float> sums_;           // (K, D)
+  std::vector<uint8_t> admitted_;     // Of each of the ticket's tracked keys.
+  std::vector<Slot> admitted_slots_;  // (K) kNoSlot where the row is not trained.
 
   mutable std::mutex mutex_;
   std::condition_variable released_;
@@ -180,6 +199,7 @@ class MixCacheImpl final : public MixCache {
   int64_t scratch_bytes_ = 0;  // Scratch memory that Stats may not look at, as of the last Prefetch.
   int64_t sums_bytes_ = 0;
   int64_t announce_bytes_ = 0;
+  int64_t life_bytes_ = 0;
 };
 
 }  // namespace hvd_ctr

@@ -45,6 +45,10 @@ Status CheckTable(const std::string& owner, const TableOptions& table) {
   if (table.hash_ids && table.rows < 1) return Refuse(owner, "rows", table.rows, "at least 1, because hash_ids is set");
   const auto invalid_ids = static_cast<int32_t>(table.invalid_ids);
   if (invalid_ids < 0 || invalid_ids > 1) return Refuse(owner, "invalid_ids", invalid_ids, "0 (error) and 1 (skip)");
+  if (table.min_count < 1 || table.min_count > kMostMinCount) return Refuse(owner, "min_count", table.min_count, "1 .. 2^24-1");
+  if (table.max_idle_steps < 0) return Refuse(owner, "max_idle_steps", table.max_idle_steps, "at least 1, or 0 (never)");
+  if (table.max_rows < 0) return Refuse(owner, "max_rows", table.max_rows, "at least 1, or 0 (no limit)");
+  if (table.sweep_every_steps < 1) return Refuse(owner, "sweep_every_steps", table.sweep_every_steps, "at least 1");
   const auto initializer = static_cast<int32_t>(table.initializer.kind);
   if (initializer < 0 || initializer > 2) return Refuse(owner, "initializer.kind", initializer, "0 .. 2");
   const float scale = table.initializer.scale;

@@ -80,6 +80,7 @@ std::unique_ptr<MixCacheImpl::Ticket> MixCacheImpl::FillTicket(const ReceivedKey
   ticket->slots = plan_.slots;
   ticket->tables.resize(merged_.keys.size());
   std::transform(merged_.keys.begin(), merged_.keys.end(), ticket->tables.begin(), [](const Key& key) { return key.table; });
+  if (!life_.empty()) TrackKeys(received, ticket.get());
   ticket->inverse.swap(merged_.inverse);
   ticket->received_slots.resize(ticket->inverse.size());
   std::transform(ticket->inverse.begin(), ticket->inverse.end(), ticket->received_slots.begin(),

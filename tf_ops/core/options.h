@@ -34,6 +34,8 @@ struct InitializerOptions {
   float scale = 0.05f;
 };
 
+constexpr int64_t kMostMinCount = (int64_t{1} << 24) - 1;
+
 enum class InvalidIdPolicy : int32_t { kError = 0, kSkip = 1 };
 
 struct TableOptions {
@@ -43,6 +45,10 @@ struct TableOptions {
   InvalidIdPolicy invalid_ids = InvalidIdPolicy::kError;
   RowOptimizerOptions optimizer;
   InitializerOptions initializer;
+  int64_t min_count = 1;           ///< A row exists from this occurrence of its id on, 1 .. kMostMinCount.
+  int64_t max_idle_steps = 0;      ///< Rows not trained for more steps are deleted; 0: never.
+  int64_t max_rows = 0;            ///< The longest untrained rows beyond so many, over all ranks, are deleted; 0: no limit.
+  int64_t sweep_every_steps = 64;  ///< Rows are deleted after steps that are a multiple of it.
 };
 
 /// The rules stand in eviction_policy.h. Passed from Python: never renumber.

@@ -8,13 +8,14 @@
 #include <shared_mutex>
 
 #include "tf_ops/core/aligned_block.h"
-#include "tf_ops/core/host_store.h"
-#include "tf_ops/core/row_catalog.h"
+#include "tf_ops/core/catalog_host_store.h"
 
 namespace hvd_ctr {
 namespace {
 
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
+int64_t RecordBytes(int32_t record_floats) { return int64_t{record_floats} * static_cast<int64_t>(sizeof(float)); }
 
 // Rows of one extent take about a page: a table that has one row only wastes no more than that.
 int ExtentBits(int64_t record_bytes) {
@@ -68,7 +69,7 @@ class RecordArena {
     return chunks * chunk_bytes() + listed * static_cast<int64_t>(sizeof(float*));
   }
 
-  int64_t record_bytes() const { return int64_t{record_floats_} * static_cast<int64_t>(sizeof(float)); }
+  int64_t record_bytes() const { return RecordBytes(record_floats_); }
   int64_t allocated_bytes() const { return bytes_ + static_cast<int64_t>(chunks_.capacity() * sizeof(float*)); }
 
  private:
@@ -86,14 +87,12 @@ class RecordArena {
   int64_t bytes_ = 0;
 };
 
-class RamHostStore final : public HostStore {
+class RamHostStore final : public CatalogHostStore {
  public:
   RamHostStore(const HostStoreSpec& spec, int64_t ram_bytes)
-      : owner_(spec.owner),
+      : CatalogHostStore(spec, ExtentBits(RecordBytes(spec.record_floats))),
         limit_(ram_bytes > 0 ? ram_bytes : kNoLimit),
-        record_floats_(spec.record_floats),
-        arena_(spec.record_floats, limit_),
-        catalog_(spec.tables, ExtentBits(arena_.record_bytes())) {
+        arena_(spec.record_floats, limit_) {
     rows_.reserve(static_cast<size_t>(kSlice));
   }
 
@@ -126,44 +125,19 @@ class RamHostStore final : public HostStore {
     return Status::Ok();
   }
 
-  void Contains(Span<const Key> keys, uint8_t* found) const override {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
-    RowCatalog::Block block;
-    for (int64_t begin = 0; begin < keys.size(); begin += RowCatalog::kBlock) {
-      const int64_t count = std::min(RowCatalog::kBlock, keys.size() - begin);
-      catalog_.Find(keys.subspan(begin, count), &block);
-      for (int64_t i = 0; i < count; ++i) found[begin + i] = block.rows[static_cast<size_t>(i)] != RowCatalog::kNoRow;
-    }
-  }
-
-  int64_t row_count() const override {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
-    return catalog_.row_count();
-  }
-
-  int64_t row_count(int32_t table) const override {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
-    return catalog_.row_count(table);
-  }
-
-  int64_t allocated_bytes() const override {
-    std::shared_lock<std::shared_mutex> lock(mutex_);
-    return HeldBytes();
-  }
-
   Status Scan(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids,
               std::vector<float>* records) const override {
     std::shared_lock<std::shared_mutex> lock(mutex_);
     int64_t end = 0;
-    const Status range = catalog_.ScanRange(table, *cursor, max_rows, &end);
-    if (!range.ok()) return MakeStatus(range.code(), owner_, ": ", range.message());
+    HVD_CTR_RETURN_IF_ERROR(ScanRange(table, *cursor, max_rows, &end));
     for (int64_t i = *cursor; i < end; ++i) {
       const uint32_t row = catalog_.RowAt(table, i);
+      if (catalog_.id(row) < 0) continue;
       const float* record = arena_.record(row);
       ids->push_back(catalog_.id(row));
       records->insert(records->end(), record, record + record_floats_);
     }
-    *cursor = end == catalog_.row_count(table) ? -1 : end;
+    *cursor = NextCursor(table, end);
     return Status::Ok();
   }
 
@@ -172,7 +146,7 @@ class RamHostStore final : public HostStore {
   static constexpr int64_t kAhead = 16;
   static constexpr int64_t kSlice = 4096;  // Keys stored at a time; bounds the scratch memory.
 
-  int64_t HeldBytes() const {
+  int64_t HeldBytes() const override {
     return arena_.allocated_bytes() + catalog_.allocated_bytes() + static_cast<int64_t>(rows_.capacity() * sizeof(uint32_t));
   }
 
@@ -259,12 +233,8 @@ class RamHostStore final : public HostStore {
                       " bytes); set embedding.host.kind to disk, use more ranks or a machine with more memory");
   }
 
-  const std::string owner_;
   const int64_t limit_;
-  const int64_t record_floats_;
-  mutable std::shared_mutex mutex_;
   RecordArena arena_;
-  RowCatalog catalog_;
   std::vector<uint32_t> rows_;  // Scratch of Store.
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <utility>
 
 namespace hvd_ctr {
 namespace {
@@ -84,7 +85,9 @@ int64_t RowCatalog::GrowthBytes(const Key& key, uint64_t hash) const {
 }
 
 uint32_t RowCatalog::NextRow(int32_t table) const {
-  return NeedsExtent(table) ? extents_ << extent_bits_ : RowAt(table, tables_[static_cast<size_t>(table)].rows - 1) + 1;
+  const Table& of = tables_[static_cast<size_t>(table)];
+  if (of.hole != kNoRow) return of.hole;
+  return NeedsExtent(table) ? extents_ << extent_bits_ : RowAt(table, of.positions - 1) + 1;
 }
 
 bool RowCatalog::GrowShard(Shard* shard) {
@@ -129,7 +132,11 @@ bool RowCatalog::Create(const Key& key, uint64_t hash, uint32_t* row) {
   Table& table = tables_[static_cast<size_t>(key.table)];
   if (NeedsExtent(key.table) && !AddExtent(key.table)) return false;
   ++table.rows;
-  *row = RowAt(key.table, table.rows - 1);
+  if (table.hole != kNoRow) {
+    *row = std::exchange(table.hole, static_cast<uint32_t>(~ids_[table.hole]));
+  } else {
+    *row = RowAt(key.table, table.positions++);
+  }
   ids_[*row] = key.id;
   const auto tag = static_cast<uint32_t>(hash);
   uint64_t at = tag & shard->mask;
@@ -138,6 +145,27 @@ bool RowCatalog::Create(const Key& key, uint64_t hash, uint32_t* row) {
   ++shard->size;
   ++row_count_;
   return true;
+}
+
+void RowCatalog::Remove(uint32_t row) {
+  const Key key{ids_[row], extent_tables_[row >> extent_bits_]};
+  const uint64_t hash = Hash(key);
+  Shard* shard = &shards_[hash >> kShardShift];
+  Entry* entries = shard->entries();
+  uint64_t at = hash & shard->mask;
+  while (entries[at].row != row) at = (at + 1) & shard->mask;
+  // Moves back every later entry of the run that may stand in the hole: one whose home is not between hole and its place.
+  for (uint64_t next = (at + 1) & shard->mask; entries[next].row != kNoRow; next = (next + 1) & shard->mask) {
+    if (((next - entries[next].tag) & shard->mask) < ((next - at) & shard->mask)) continue;
+    entries[at] = entries[next];
+    at = next;
+  }
+  entries[at].row = kNoRow;
+  --shard->size;
+  Table& table = tables_[static_cast<size_t>(key.table)];
+  ids_[row] = ~int64_t{std::exchange(table.hole, row)};
+  --table.rows;
+  --row_count_;
 }
 
 int64_t RowCatalog::row_count(int32_t table) const {
@@ -153,7 +181,7 @@ Status RowCatalog::ScanRange(int32_t table, int64_t cursor, int64_t max_rows, in
   if (table < 0 || table >= tables()) {
     return MakeStatus(StatusCode::kInvalidArgument, "table ", table, " does not exist; allowed are 0 .. ", tables() - 1);
   }
-  const int64_t size = row_count(table);
+  const int64_t size = positions(table);
   if (cursor < 0 || cursor > size || max_rows < 1) {
     return MakeStatus(StatusCode::kInvalidArgument, "cannot scan table ", table, " from cursor ", cursor, " for ", max_rows,
                       " rows; allowed are cursors 0 .. ", size, " and at least 1 row");

@@ -1,9 +1,10 @@
 // RowCatalog: which keys a host store holds, and the number of each one's row. It answers "never stored" from memory alone.
 //
-// Rows are numbered in the order of creation in extents of 2^extent_bits rows; an extent belongs to one table. Per row it takes 8
-// bytes for the id and an index entry of 8 bytes {hash, row} at 37.5 to 75 % load: 19 to 30 bytes. The index has 256
-// open-addressing shards that grow one at a time, so its peak while growing is one shard (1/256 of the index) above what is then
-// in use (FC 60). Ask GrowthBytes before Create to keep within a budget.
+// Rows are numbered in the order of creation in extents of 2^extent_bits rows; an extent belongs to one table. A removed row
+// leaves a hole, which the table's next new row fills, the hole made last first. Per row it takes 8 bytes for the id and an index
+// entry of 8 bytes {hash, row} at 37.5 to 75 % load: 19 to 30 bytes. The index has 256 open-addressing shards that grow one at a
+// time, so its peak while growing is one shard (1/256 of the index) above what is then in use (FC 60). Ask GrowthBytes before
+// Create to keep within a budget.
 //
 //   RowCatalog::Block block;
 //   catalog.Find(keys.subspan(0, 32), &block);                    // at most kBlock keys
@@ -51,12 +52,17 @@ class RowCatalog {
   uint32_t NextRow(int32_t table) const;
   /// Preconditions: Check is OK, the key has no row. False: no memory; nothing has changed.
   bool Create(const Key& key, uint64_t hash, uint32_t* row);
+  /// Precondition: the row exists. Its position is a hole from now on.
+  void Remove(uint32_t row);
 
   int64_t row_count() const { return row_count_; }
   int64_t row_count(int32_t table) const;
   int32_t tables() const { return static_cast<int32_t>(tables_.size()); }
-  /// Row number of the table's row at this position in the order of creation.
+  /// Positions of the table in the order of creation, 0 .. positions-1, holes among them.
+  int64_t positions(int32_t table) const { return tables_[static_cast<size_t>(table)].positions; }
+  /// Row number at this position of the table.
   uint32_t RowAt(int32_t table, int64_t position) const;
+  /// Negative: the row was removed.
   int64_t id(uint32_t row) const { return ids_[row]; }
   /// Row numbers given out are below this; some below it may be unused.
   uint32_t row_limit() const { return extents_ << extent_bits_; }
@@ -89,14 +95,19 @@ class RowCatalog {
   };
   struct Table {
     std::deque<uint32_t> extents;
-    int64_t rows = 0;
+    int64_t positions = 0;
+    int64_t rows = 0;        // Positions that are no holes.
+    uint32_t hole = kNoRow;  // The hole made last; ids_ there holds ~ of the one made before it.
   };
 
   static uint64_t Hash(const Key& key) { return HashKey(key.table, key.id, kHostStoreSalt); }
   const Shard& ShardOf(uint64_t hash) const { return shards_[hash >> kShardShift]; }
   uint32_t Guess(uint64_t hash) const;
   uint32_t FindOne(const Key& key, uint64_t hash) const;
-  bool NeedsExtent(int32_t table) const { return (tables_[static_cast<size_t>(table)].rows & ExtentMask()) == 0; }
+  bool NeedsExtent(int32_t table) const {
+    const Table& of = tables_[static_cast<size_t>(table)];
+    return of.hole == kNoRow && (of.positions & ExtentMask()) == 0;
+  }
   int64_t ExtentMask() const { return (int64_t{1} << extent_bits_) - 1; }
   static uint64_t GrownEntries(const Shard& shard);
   bool GrowShard(Shard* shard);

@@ -49,6 +49,13 @@ absl::Status ReadTables(OpKernelConstruction* c, std::vector<TableOptions>* tabl
   TF_RETURN_IF_ERROR(ReadTableAttr<bool>(c, "table_hash_ids", tables, [](TableOptions* t, bool v) { t->hash_ids = v; }));
   TF_RETURN_IF_ERROR(ReadTableAttr<int32_t>(
       c, "table_invalid_ids", tables, [](TableOptions* t, int32_t v) { t->invalid_ids = static_cast<InvalidIdPolicy>(v); }));
+  const auto integers = [&](const char* attr, int64_t TableOptions::* field) {
+    return ReadTableAttr<int64_t>(c, attr, tables, [field](TableOptions* t, int64_t v) { t->*field = v; });
+  };
+  TF_RETURN_IF_ERROR(integers("table_min_counts", &TableOptions::min_count));
+  TF_RETURN_IF_ERROR(integers("table_max_idle_steps", &TableOptions::max_idle_steps));
+  TF_RETURN_IF_ERROR(integers("table_max_rows", &TableOptions::max_rows));
+  TF_RETURN_IF_ERROR(integers("table_sweep_every_steps", &TableOptions::sweep_every_steps));
   TF_RETURN_IF_ERROR(ReadTableAttr<int32_t>(
       c, "optimizer_kinds", tables, [](TableOptions* t, int32_t v) { t->optimizer.kind = static_cast<OptimizerKind>(v); }));
   TF_RETURN_IF_ERROR(floats("learning_rates", &RowOptimizerOptions::learning_rate));
@@ -136,6 +143,59 @@ Status TableInput(OpKernelContext* ctx, const MixCacheOptions& options, int32_t*
   return Status::Ok();
 }
 
+/// Outputs `index` (counts) and `index + 1` (last steps).
+absl::Status SetLifeOutputs(OpKernelContext* ctx, int index, const std::vector<RowLife::Id>& life) {
+  std::vector<int64_t> counts, last_steps;
+  for (const RowLife::Id& id : life) {
+    counts.push_back(id.count);
+    last_steps.push_back(id.last_step);
+  }
+  TF_RETURN_IF_ERROR(SetVectorOutput(ctx, index, counts));
+  return SetVectorOutput(ctx, index + 1, last_steps);
+}
+
+class ExportWaitingOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    int32_t table = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+    int64_t cursor = ctx->input(2).scalar<int64_t>()();
+    const int64_t max_ids = ctx->input(3).scalar<int64_t>()();
+    std::vector<int64_t> ids;
+    std::vector<RowLife::Id> life;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->ExportWaiting(table, &cursor, max_ids, &ids, &life)));
+    OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 0, ids));
+    OP_REQUIRES_OK(ctx, SetLifeOutputs(ctx, 1, life));
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 3, cursor));
+  }
+};
+
+class ImportLifeOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    int32_t table = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+    const Span<const int64_t> counts = ConstSpan<int64_t>(ctx->input(3));
+    const Span<const int64_t> last_steps = ConstSpan<int64_t>(ctx->input(4));
+    OP_REQUIRES(ctx, counts.size() == last_steps.size(),
+                absl::InvalidArgumentError(
+                    internal::StrCat("HvdCtrImportLife: ", counts.size(), " counts but ", last_steps.size(), " last_steps")));
+    std::vector<RowLife::Id> life;
+    for (int64_t i = 0; i < counts.size(); ++i) life.push_back({counts[i], last_steps[i]});
+    int64_t foreign = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->ImportLife(table, ConstSpan<int64_t>(ctx->input(2)), life, &foreign)));
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, foreign));
+  }
+};
+
 class ExportOp final : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -156,6 +216,7 @@ class ExportOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, SetMatrix(ctx, 1, chunk.ids.size(), resource->options().dim, chunk.rows));
     OP_REQUIRES_OK(ctx, SetMatrix(ctx, 2, chunk.ids.size(), resource->cache()->state_floats(table), chunk.state));
     OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 3, cursor));
+    OP_REQUIRES_OK(ctx, SetLifeOutputs(ctx, 4, chunk.life));
   }
 
  private:
@@ -266,8 +327,9 @@ class StatsOp final : public OpKernel {
     const std::vector<int64_t> skipped = resource->skipped_in_reads();
     for (size_t i = 0; i < stats.tables.size(); ++i) {
       const MixCacheTableStats& t = stats.tables[i];
-      for (const int64_t value : {t.requested, t.unique, t.hits, t.misses, t.created, t.evictions, t.write_backs,
-                                  t.invalid_ids + skipped[i], t.host_rows, t.cached_rows, t.loads}) {
+      for (const int64_t value :
+           {t.requested, t.unique, t.hits, t.misses, t.created, t.evictions, t.write_backs, t.invalid_ids + skipped[i],
+            t.host_rows, t.cached_rows, t.loads, t.not_admitted, t.waiting_ids, t.deleted_idle, t.deleted_max_rows}) {
         *out++ = value;
       }
     }
@@ -282,6 +344,8 @@ REGISTER_KERNEL_BUILDER(Name("HvdCtrMixCache").Device(tensorflow::DEVICE_CPU), M
 REGISTER_KERNEL_BUILDER(Name("HvdCtrFlush").Device(tensorflow::DEVICE_CPU), FlushOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrExport").Device(tensorflow::DEVICE_CPU), ExportOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrImport").Device(tensorflow::DEVICE_CPU), ImportOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrExportWaiting").Device(tensorflow::DEVICE_CPU), ExportWaitingOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrImportLife").Device(tensorflow::DEVICE_CPU), ImportLifeOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrSetFrequencies").Device(tensorflow::DEVICE_CPU), SetFrequenciesOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrWarmStart").Device(tensorflow::DEVICE_CPU), WarmStartOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrStep").Device(tensorflow::DEVICE_CPU), StepOp);

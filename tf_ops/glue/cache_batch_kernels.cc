@@ -1,4 +1,5 @@
-// Kernels of one batch's way through a MixCache: Announce (and its end), Prefetch, Lookup, Read, CheckRows, Apply, Release.
+// Kernels of one batch's way through a MixCache: Announce and its end, Prefetch, Lookup, Read, CheckRows, Apply, Release,
+// RowAges, Sweep.
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -42,7 +43,8 @@ Status Receive(OpKernelContext* ctx, const MixCacheOptions& options, ReceivedKey
   HVD_CTR_RETURN_IF_ERROR(CheckWords(ctx, options));
   const Span<const int64_t> words = ConstSpan<int64_t>(ctx->input(1));
   const Span<const int32_t> splits = ConstSpan<int32_t>(ctx->input(2));
-  HVD_CTR_RETURN_IF_ERROR(UnpackKeys(words, splits, static_cast<int32_t>(options.tables.size()), received));
+  const std::vector<uint8_t> counted = CountedTables(options.tables);
+  HVD_CTR_RETURN_IF_ERROR(UnpackKeys(words, splits, static_cast<int32_t>(options.tables.size()), counted, received));
   return AgreedStatus(*received, options);
 }
 
@@ -275,6 +277,33 @@ class ReleaseOp final : public OpKernel {
   }
 };
 
+class RowAgesOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    std::vector<int64_t> ages;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->RowAges(&ages)));
+    OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 0, ages));
+  }
+};
+
+class SweepOp final : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* ctx) override {
+    MixCachePtr resource;
+    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+    WorkerRunner runner(ctx);
+    int64_t deleted = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->Sweep(ConstSpan<int64_t>(ctx->input(1)), &deleted, &runner)));
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, deleted));
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("HvdCtrPrefetch").Device(tensorflow::DEVICE_CPU), PrefetchOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrAnnounce").Device(tensorflow::DEVICE_CPU), AnnounceOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrEndAnnouncements").Device(tensorflow::DEVICE_CPU), EndAnnouncementsOp);
@@ -283,6 +312,8 @@ REGISTER_KERNEL_BUILDER(Name("HvdCtrRead").Device(tensorflow::DEVICE_CPU), ReadO
 REGISTER_KERNEL_BUILDER(Name("HvdCtrCheckRows").Device(tensorflow::DEVICE_CPU), CheckRowsOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrApply").Device(tensorflow::DEVICE_CPU), ApplyOp);
 REGISTER_KERNEL_BUILDER(Name("HvdCtrRelease").Device(tensorflow::DEVICE_CPU), ReleaseOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrRowAges").Device(tensorflow::DEVICE_CPU), RowAgesOp);
+REGISTER_KERNEL_BUILDER(Name("HvdCtrSweep").Device(tensorflow::DEVICE_CPU), SweepOp);
 
 }  // namespace
 }  // namespace hvd_ctr

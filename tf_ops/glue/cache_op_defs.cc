@@ -97,7 +97,8 @@ absl::Status ExportShape(InferenceContext* c) {
   c->set_output(1, c->Matrix(n, c->UnknownDim()));
   c->set_output(2, c->Matrix(n, c->UnknownDim()));
   c->set_output(3, c->Scalar());
-  c->set_output(4, c->Scalar());
+  c->set_output(4, c->Vector(c->UnknownDim()));
+  c->set_output(5, c->Vector(c->UnknownDim()));
   return absl::OkStatus();
 }
 
@@ -125,6 +126,10 @@ REGISTER_OP("HvdCtrMixCache")
     .Attr("table_rows: list(int)")
     .Attr("table_hash_ids: list(bool)")
     .Attr("table_invalid_ids: list(int)")
+    .Attr("table_min_counts: list(int)")
+    .Attr("table_max_idle_steps: list(int)")
+    .Attr("table_max_rows: list(int)")
+    .Attr("table_sweep_every_steps: list(int)")
     .Attr("optimizer_kinds: list(int)")
     .Attr("learning_rates: list(float)")
     .Attr("initial_accumulators: list(float)")
@@ -157,6 +162,7 @@ policy: EvictionPolicyKind.
 window: batches that may be announced ahead.
 seed: with table name, id and column it determines initial values.
 table_names: (T); so are all lists named table_*, optimizer_*, initializer_* and those of optimizer fields.
+table_max_idle_steps: 0: no limit; likewise table_max_rows.
 features: (F), for messages.
 feature_tables: (F), non-decreasing.
 prefetch_wait_seconds: longest wait for pinned slots to be released.
@@ -330,6 +336,8 @@ REGISTER_OP("HvdCtrExport")
     .Output("rows: float")
     .Output("state: float")
     .Output("next_cursor: int64")
+    .Output("counts: int64")
+    .Output("last_steps: int64")
     .SetIsStateful()
     .SetShapeFn(ExportShape)
     .Doc(R"doc(
@@ -340,6 +348,8 @@ ids: (n), n <= max_rows.
 rows: (n, D).
 state: (n, state floats of the table's optimizer).
 next_cursor: (), -1 at the end.
+counts: (n), occurrences of the ids; (0) unless the table has min_count, max_idle_steps or max_rows. Likewise:
+last_steps: (n), step at which each row was trained last.
 )doc");
 
 REGISTER_OP("HvdCtrImport")
@@ -387,7 +397,8 @@ REGISTER_OP("HvdCtrStats")
     .Doc(R"doc(
 Counters since creation.
 
-tables: (T, 11): requested, unique, hits, misses, created, evictions, write_backs, invalid_ids, host_rows, cached_rows, loads.
+tables: (T, 15): requested, unique, hits, misses, created, evictions, write_backs, invalid_ids, host_rows, cached_rows,
+loads, not_admitted, waiting_ids, deleted_idle, deleted_max_rows.
 totals: (10): steps, foreign_keys, pinned_slots, pinned_peak, device_bytes, host_bytes, disk_bytes, disk_rows_read,
 disk_rows_written, record_bytes.
 )doc");

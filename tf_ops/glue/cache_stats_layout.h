@@ -10,7 +10,7 @@ namespace hvd_ctr {
 
 constexpr int64_t kTableStats = sizeof(MixCacheTableStats) / sizeof(int64_t);
 constexpr int64_t kTotalStats = 10;
-static_assert(kTableStats == 11, "HvdCtrStats, its documentation and hvd_ctr/ops/mix_cache_ops.py list eleven fields");
+static_assert(kTableStats == 15, "HvdCtrStats, its documentation and hvd_ctr/ops/mix_cache_ops.py list fifteen fields");
 
 }  // namespace hvd_ctr
 

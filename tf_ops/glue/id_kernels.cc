@@ -68,6 +68,12 @@ class PrepareBatchOp final : public OpKernel {
                 absl::InvalidArgumentError(internal::StrCat("HvdCtrPrepareBatch: table_rows has ", rows.size(),
                                                             " entries, table_hash_ids has ", hash_ids.size())));
     for (size_t t = 0; t < rows.size(); ++t) rules_.push_back(IdRule{rows[t], hash_ids[t]});
+    std::vector<bool> counts_ids;
+    OP_REQUIRES_OK(c, c->GetAttr("table_counts_ids", &counts_ids));
+    OP_REQUIRES(c, rows.size() == counts_ids.size(),
+                absl::InvalidArgumentError(internal::StrCat("HvdCtrPrepareBatch: table_rows has ", rows.size(),
+                                                            " entries, table_counts_ids has ", counts_ids.size())));
+    if (std::count(counts_ids.begin(), counts_ids.end(), true) > 0) counted_.assign(counts_ids.begin(), counts_ids.end());
     OP_REQUIRES_OK(c, ReadFeatures(c));
   }
 
@@ -91,7 +97,8 @@ class PrepareBatchOp final : public OpKernel {
     } else {
       OP_REQUIRES_OK(ctx, SendNoKeys(ctx, MutableSpan<int32_t>(virtual_ids), scratch.get(), &info));
     }
-    PackKeys(info, scratch->partition, world_size_, &scratch->words, &scratch->splits);
+    const KeyCounts counts{ConstSpan<int32_t>(*ctx->mutable_output(4)), counted_};
+    PackKeys(info, scratch->partition, counts, world_size_, &scratch->words, &scratch->splits);
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 1, scratch->words));
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 2, scratch->splits));
     OP_REQUIRES_OK(ctx, SetRowSplits(ctx, scratch->partition));
@@ -194,6 +201,7 @@ class PrepareBatchOp final : public OpKernel {
   bool row_major_ = false;
   int32_t world_size_ = 1;
   std::vector<IdRule> rules_;
+  std::vector<uint8_t> counted_;   ///< KeyCounts::counted.
   std::vector<IdColumn> columns_;  ///< Table and padding of each feature; without ids.
   ScratchPool scratch_;
 };

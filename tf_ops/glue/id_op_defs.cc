@@ -63,6 +63,7 @@ REGISTER_OP("HvdCtrPrepareBatch")
     .Attr("feature_tables: list(int) >= 1")
     .Attr("table_rows: list(int) >= 1")
     .Attr("table_hash_ids: list(bool) >= 1")
+    .Attr("table_counts_ids: list(bool) >= 1")
     .Attr("feature_has_padding: list(bool) >= 1")
     .Attr("feature_padding_ids: list(int) >= 1")
     .Attr("world_size: int >= 1")
@@ -87,6 +88,7 @@ counts: (U), occurrences of each key, in owner order.
 feature_tables: (F), index of each feature's table, non-decreasing.
 table_rows: (T), ids must lie in [0, rows); -1: any id >= 0.
 table_hash_ids: (T), true: ids are mapped to [0, rows) by hash first.
+table_counts_ids: (T), true: the messages also tell the owner how often each key of the table occurs.
 feature_has_padding: (F), true: ids equal to the feature's padding id are dropped.
 feature_padding_ids: (F).
 world_size: W.
