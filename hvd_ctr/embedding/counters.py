@@ -35,10 +35,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from hvd_ctr.ops.mix_cache_ops import TABLE_COUNTERS, TOTAL_COUNTERS
+
 Stats = dict[str, Any]
 
 #: Over the ranks the largest counts, not the sum.
 _MAXIMA = frozenset({"steps", "pinned_peak", "invalid_ids"})
+#: The total of no table.
+_ZEROS: dict[str, float] = dict.fromkeys(
+    [
+        *TABLE_COUNTERS,
+        "device_host_bytes",
+        *(name for name in TOTAL_COUNTERS if name != "record_bytes"),
+        "host_disk_bytes",
+    ],
+    0,
+)
 
 
 def of_groups(groups: Iterable[tuple[Mapping[str, Mapping[str, int]], Mapping[str, int]]]) -> Stats:
@@ -56,19 +68,15 @@ def of_groups(groups: Iterable[tuple[Mapping[str, Mapping[str, int]], Mapping[st
 
 
 def merged(parts: Sequence[Stats]) -> Stats:
-    """Several embeddings of one rank as one; their tables have different names."""
+    """Several embeddings of one rank, or none, as one; their tables have different names."""
     tables = {name: row for part in parts for name, row in part["tables"].items()}
-    return {"tables": tables, "total": _rated(_added([part["total"] for part in parts], {"steps"}))}
+    return {"tables": tables, "total": _rated(_added([_ZEROS, *(part["total"] for part in parts)], {"steps"}))}
 
 
 def over_ranks(parts: Sequence[Stats]) -> Stats:
-    """Stats of single ranks, with the traffic between them ("exchange"), as one: sums, or maxima where the module says
-    so.
-    """
+    """Stats of single ranks as one: sums, or maxima where the module says so."""
     tables = {name: _added([part["tables"][name] for part in parts], _MAXIMA) for name in parts[0]["tables"]}
-    exchange = {kind: _added([part["exchange"][kind] for part in parts], ()) for kind in parts[0]["exchange"]}
-    total = _rated(_added([part["total"] for part in parts], _MAXIMA))
-    return {"tables": tables, "total": total, "exchange": exchange}
+    return {"tables": tables, "total": _rated(_added([part["total"] for part in parts], _MAXIMA))}
 
 
 def hit_rate(row: Mapping[str, Any]) -> float:

@@ -304,15 +304,13 @@ class ShardedEmbedding:
 
     def cache_stats(self, *, all_ranks: bool = False) -> Stats:
         """Counters of this rank, or over all ranks (collective, the same on each): {"tables": {name: {counter: int}},
-        "total": {counter: int, "hit_rate": float}, "exchange": {kind: {counter: int}}}.
-
-        hvd_ctr/embedding/counters.py says what they mean; those of "exchange", which are of the process and not of this
-        embedding alone, hvd_ctr/traffic.py.
+        "total": {counter: int, "hit_rate": float}}. hvd_ctr/embedding/counters.py says what they mean. What moves
+        between the ranks is counted for the process, not for one embedding: `Comm.traffic()`,
+        `HybridModel.statistics()`.
         """
         stats = counters.of_groups(
             mix_cache_ops.stats(group.cache, [table.name for table in group.layout.tables]) for group in self.groups
         )
-        stats["exchange"] = self._comm.traffic()
         return counters.over_ranks(self._comm.allgather_object(stats)) if all_ranks else stats
 
     def warn_of_invalid_ids(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ import keras
 from hvd_ctr import comm as comms
 from hvd_ctr.embedding import counters
 from hvd_ctr.embedding.counters import Stats
+from hvd_ctr.traffic import COUNTERS, KINDS
 from hvd_ctr.training.train_step import embedding_layers
 
 STAGES = ("Data-Loader", "Host-Manager", "GPU-Worker")
@@ -64,6 +65,10 @@ def over_ranks(parts: Sequence[Stats]) -> Stats:
     """Collections of single ranks as one."""
     return {
         **counters.over_ranks(parts),
+        "exchange": {
+            kind: {counter: sum(part["exchange"][kind][counter] for part in parts) for counter in COUNTERS}
+            for kind in KINDS
+        },
         "waited_seconds": {stage: sum(part["waited_seconds"][stage] for part in parts) for stage in STAGES},
         "ranks": len(parts),
     }

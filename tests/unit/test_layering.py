@@ -27,7 +27,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "embedding": {"config", "collective_inputs", "comm", "ops"},
     "layers": {"config", "comm", "ops", "embedding"},
     "models": {"config", "comm", "ops", "embedding", "layers"},
-    "training": {"config", "comm", "ops", "data", "embedding", "layers"},
+    "training": {"config", "traffic", "comm", "ops", "data", "embedding", "layers"},
 }
 # On top: they may import everything.
 PYTHON_TOP = {"__init__", "__main__", "cli", "bench"}
