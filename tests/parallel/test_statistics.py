@@ -47,11 +47,12 @@ def test_counters_of_a_stream_by_hand(comm: Comm) -> None:
     layer.sharded.flush()
     stats = layer.cache_stats(all_ranks=True)
     rows = 2 + ranks
-    common = {"created": rows, "loads": rows, "evictions": 0, "write_backs": rows, "host_rows": rows}
+    life = dict.fromkeys(("not_admitted", "waiting_ids", "deleted_idle", "deleted_max_rows"), 0)
+    common = {**life, "created": rows, "loads": rows, "evictions": 0, "write_backs": rows, "host_rows": rows}
     expected = {"requested": 4 * ranks + 1, "unique": 4 + ranks, "hits": 2, "misses": rows, "cached_rows": rows}
     expected |= {**common, "invalid_ids": 0, "device_host_bytes": 2 * rows * 16}
     assert stats["tables"]["t0"] == expected
-    other = {"requested": ranks, "hits": 0, "device_host_bytes": 2 * 24, "evictions": 0, "invalid_ids": 0}
+    other = {**life, "requested": ranks, "hits": 0, "device_host_bytes": 2 * 24, "evictions": 0, "invalid_ids": 0}
     other |= dict.fromkeys(("unique", "misses", "created", "loads", "write_backs", "host_rows", "cached_rows"), 1)
     assert stats["tables"]["t1"] == other
     total = stats["total"]
