@@ -64,7 +64,7 @@ def test_a_run_does_what_was_planned(comm: Comm, policy: str, ram_bytes: int | N
     assert plan.rows == pytest.approx(total["host_rows"], rel=0.05)
     hits, unique = (sum(comm.allgather_object(int(total[name]))) for name in ("hits", "unique"))
     assert plan.hit_rate == pytest.approx(hits / unique, abs=0.02)
-    assert plan.traffic.unique == pytest.approx(total["unique"] / _STEPS, rel=0.05)
+    assert plan.traffic.unique == pytest.approx(unique / comm.size / _STEPS, rel=0.02)
     if ram_bytes is not None and comm.size <= 2:  # With more ranks all rows fit into RAM.
         assert total["disk_rows_written"] > 0
         assert plan.memory.disk_bytes == pytest.approx(total["disk_bytes"], rel=0.1)
@@ -73,5 +73,6 @@ def test_a_run_does_what_was_planned(comm: Comm, policy: str, ram_bytes: int | N
         ("rows", plan.traffic.row_bytes),
         ("gradients", plan.traffic.gradient_bytes),
     ):
-        sent = (after[kind]["sent_bytes"] - before[kind]["sent_bytes"]) / _STEPS
-        assert planned == pytest.approx(sent, rel=0.06), kind
+        # Owners of very frequent rows send more than others: a plan gives the mean.
+        sent = comm.allgather_object(after[kind]["sent_bytes"] - before[kind]["sent_bytes"])
+        assert planned == pytest.approx(np.mean(sent) / _STEPS, rel=0.02), kind
