@@ -32,7 +32,6 @@ HostStoreSpec Spec(int32_t record_floats, int32_t tables = 1) {
   spec.file_stem = "store" + std::to_string(number++);
   spec.record_floats = record_floats;
   spec.tables = tables;
-  spec.read_ahead = true;
   return spec;
 }
 

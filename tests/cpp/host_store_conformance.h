@@ -11,7 +11,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <limits>
 #include <map>
 #include <memory>
@@ -189,9 +188,6 @@ class HostStoreProgram {
   void Run(int steps) {
     for (int step = 0; step < steps && !testing::Test::HasFatalFailure(); ++step) {
       MakeBatch();
-      // What is announced and then stored, removed or asked for, before or after it has been read, changes no answer.
-      if (step % 3 != 0) store_->WillLoad(keys_);
-      if (step % 6 == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (step % 7 == 6) {
         RemoveBatch();
       } else if (step % 2 == 0) {

@@ -46,7 +46,6 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "record_cache",
             "segment_log",
             "batch_reader",
-            "read_ahead",
             "record_file",
             "uring_queue",
         },

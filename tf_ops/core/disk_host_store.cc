@@ -11,7 +11,6 @@
 #include "tf_ops/core/batch_reader.h"
 #include "tf_ops/core/catalog_host_store.h"
 #include "tf_ops/core/chunked_array.h"
-#include "tf_ops/core/read_ahead.h"
 #include "tf_ops/core/record_cache.h"
 #include "tf_ops/core/record_file.h"
 #include "tf_ops/core/segment_log.h"
@@ -36,9 +35,7 @@ class DiskHostStore final : public CatalogHostStore {
         file_(std::move(file)),
         cache_(record_bytes_, part_bytes_, limit_),
         log_(file_.get(), record_bytes_, part_bytes_),
-        reader_(record_bytes_, file_->block_bytes(), part_bytes_) {
-    if (spec.read_ahead) ahead_ = MakeReadAhead(file_.get(), record_bytes_, file_->block_bytes(), part_bytes_);
-  }
+        reader_(record_bytes_, file_->block_bytes(), part_bytes_) {}
 
   /// Call once, before anything else.
   Status Allocate(bool use_uring) {
@@ -46,9 +43,6 @@ class DiskHostStore final : public CatalogHostStore {
     reads_.reserve(static_cast<size_t>(kSlice));
     if (const Status status = log_.Allocate(); !status.ok()) return failed(status);
     if (const Status status = reader_.Allocate(use_uring); !status.ok()) return failed(status);
-    if (ahead_ != nullptr) {
-      if (const Status status = ahead_->Allocate(use_uring); !status.ok()) return failed(status);
-    }
     const int64_t least = LeastBytes(HeldBytes(), cache_.chunk_bytes());
     if (limit_ < least) {
       return MakeStatus(StatusCode::kInvalidArgument, owner_, ": embedding.host.ram_bytes is ", limit_, "; records of ",
@@ -70,7 +64,6 @@ class DiskHostStore final : public CatalogHostStore {
     plan.index_bytes = RowCatalog::PlannedBytes(rows, kExtentBits) +
                        ChunkedArray<uint32_t>::PlannedBytes(RowCatalog::PlannedRowLimit(rows, kExtentBits));
     plan.buffer_bytes = log.planned_bytes() + reader.planned_bytes() + kSlice * static_cast<int64_t>(sizeof(RecordRead));
-    if (spec.read_ahead) plan.buffer_bytes += MakeReadAhead(nullptr, record_bytes, 512, part_bytes)->planned_bytes();
     plan.record_bytes = cache.allocated_bytes();
     const std::vector<int64_t> none(static_cast<size_t>(rows.size()), 0);
     plan.least_ram_bytes =
@@ -83,29 +76,6 @@ class DiskHostStore final : public CatalogHostStore {
     plan.disk_bytes = log.PlannedFileBytes(total - plan.cached_rows, appended);
     plan.disk_row_bytes = log.stride();
     return plan;
-  }
-
-  void WillLoad(Span<const Key> keys) override {
-    if (ahead_ == nullptr) return;
-    std::lock_guard<std::shared_mutex> lock(mutex_);
-    RowCatalog::Block block;
-    for (int64_t begin = 0; begin < keys.size(); begin += RowCatalog::kBlock) {
-      const int64_t count = std::min(RowCatalog::kBlock, keys.size() - begin);
-      catalog_.Find(keys.subspan(begin, count), &block);
-      for (const uint32_t row : Rows(block, count)) {
-        if (row != RowCatalog::kNoRow) __builtin_prefetch(&places_[row]);
-      }
-      for (const uint32_t row : Rows(block, count)) {
-        if (row == RowCatalog::kNoRow) continue;
-        const uint32_t place = places_[row];
-        if ((place & kInRam) != 0) {
-          cache_.MakeHot(place & ~kInRam);  // It shall not leave before its time has come.
-        } else if (log_.Buffered(place) == nullptr) {
-          ahead_->Want(row, log_.Offset(place));
-        }
-      }
-    }
-    ahead_->Start();
   }
 
   Status Load(Span<const Key> keys, float* records, uint8_t* found, TaskRunner* /*runner*/) const override {
@@ -136,7 +106,7 @@ class DiskHostStore final : public CatalogHostStore {
 
   DiskStats disk() const override {
     std::lock_guard<std::shared_mutex> lock(mutex_);
-    return DiskStats{log_.file_bytes(), rows_read_ + (ahead_ == nullptr ? 0 : ahead_->rows_read()), log_.rows_written()};
+    return DiskStats{log_.file_bytes(), rows_read_, log_.rows_written()};
   }
 
   Status Scan(int32_t table, int64_t* cursor, int64_t max_rows, std::vector<int64_t>* ids,
@@ -184,19 +154,7 @@ class DiskHostStore final : public CatalogHostStore {
 
   int64_t HeldBytes() const override {
     return catalog_.allocated_bytes() + places_.allocated_bytes() + cache_.allocated_bytes() + log_.allocated_bytes() +
-           reader_.allocated_bytes() + static_cast<int64_t>(reads_.capacity() * sizeof(RecordRead)) +
-           (ahead_ == nullptr ? 0 : ahead_->allocated_bytes());
-  }
-
-  static std::unique_ptr<ReadAhead> MakeReadAhead(const RecordFile* file, int64_t record_bytes, int64_t block_bytes,
-                                                  int64_t part_bytes) {
-    return std::make_unique<ReadAhead>(file, record_bytes, block_bytes, 4 * part_bytes, part_bytes / 2);
-  }
-
-  // The row's record in the file is not needed any more.
-  void ForgetPlace(uint32_t row, uint32_t place) {
-    if (ahead_ != nullptr) ahead_->Drop(row);
-    log_.Forget(place);
+           reader_.allocated_bytes() + static_cast<int64_t>(reads_.capacity() * sizeof(RecordRead));
   }
 
   // What the log had of it is dead weight until its segment is used again or compacted.
@@ -205,7 +163,7 @@ class DiskHostStore final : public CatalogHostStore {
     if ((place & kInRam) != 0) {
       cache_.Release(place & ~kInRam);
     } else {
-      ForgetPlace(row, place);
+      log_.Forget(place);
     }
   }
 
@@ -229,9 +187,7 @@ class DiskHostStore final : public CatalogHostStore {
         const uint32_t row = block.rows[static_cast<size_t>(i - begin)];
         found[i] = row != RowCatalog::kNoRow;
         if (row == RowCatalog::kNoRow) continue;
-        float* record = records + i * record_floats_;
-        if (ahead_ != nullptr && (places_[row] & kInRam) == 0 && ahead_->Take(row, record)) continue;
-        CopyOrQueue(row, i, record);
+        CopyOrQueue(row, i, records + i * record_floats_);
         // The device has it now: this copy is the first to go.
         if ((places_[row] & kInRam) != 0) cache_.MakeCold(places_[row] & ~kInRam);
       }
@@ -276,7 +232,7 @@ class DiskHostStore final : public CatalogHostStore {
     if (creates && !catalog_.Create(key, hash, &row)) return NoMemory();
     const uint32_t slot = cache_.TakeFree(row);
     std::memcpy(cache_.record(slot), record, static_cast<size_t>(record_bytes_));
-    if (!creates) ForgetPlace(row, places_[row]);
+    if (!creates) log_.Forget(places_[row]);
     places_[row] = slot | kInRam;
     return Status::Ok();
   }
@@ -343,7 +299,7 @@ class DiskHostStore final : public CatalogHostStore {
       }
       HVD_CTR_RETURN_IF_ERROR(reader_.Read(*file_, reads_, [this](int64_t tag, const char* record) {
         const auto row = static_cast<uint32_t>(tag);
-        ForgetPlace(row, std::exchange(places_[row], log_.Append(row, record)));
+        log_.Forget(std::exchange(places_[row], log_.Append(row, record)));
         ++rows_read_;
       }));
     }
@@ -381,7 +337,6 @@ class DiskHostStore final : public CatalogHostStore {
   mutable BatchReader reader_;
   mutable std::vector<RecordRead> reads_;
   mutable int64_t rows_read_ = 0;
-  std::unique_ptr<ReadAhead> ahead_;  // Null: nobody calls WillLoad. Ends before what it reads.
 };
 
 }  // namespace

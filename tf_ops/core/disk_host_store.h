@@ -2,9 +2,6 @@
 // first; when the budget is full, records leave it by the clock rule and are appended to the log. A load from the file leaves the
 // record there and takes no room in RAM: the row is on its way to the device, and comes back by Store.
 //
-// Rows that are announced (WillLoad) are read by a thread of its own into a pool beside the cache: a record stays where it is in
-// the file, and whoever loads it finds it in memory.
-//
 // In RAM for each row, whether cached or not: 23 to 34 bytes (RowCatalog and 4 bytes for the place). They are part of the budget:
 // as the index grows, the cache gives chunks back.
 //

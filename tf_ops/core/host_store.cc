@@ -34,8 +34,6 @@ HostStoreSpec MakeHostStoreSpec(const MixCacheOptions& options) {
   int32_t state = 0;
   for (const TableOptions& table : options.tables) state = std::max(state, StateFloats(table.optimizer, options.dim));
   spec.record_floats = options.dim + state;
-  // A window of one batch is the batch itself, whose turn it is already.
-  spec.read_ahead = options.policy == EvictionPolicyKind::kLookahead && options.window > 1;
   return spec;
 }
 

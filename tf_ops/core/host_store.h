@@ -32,9 +32,6 @@ class HostStore {
   /// records (n, record_floats) of the keys that exist; found[i] = 1 where key i exists, else 0 and its record is left untouched.
   /// DATA_LOSS naming path, bytes and cause if a record cannot be read; then the contents of records are undefined.
   virtual Status Load(Span<const Key> keys, float* records, uint8_t* found, TaskRunner* runner) const = 0;
-  /// A hint, which changes no answer: those of the n keys that exist will be loaded soon. A store on disk reads them beforehand,
-  /// on a thread of its own.
-  virtual void WillLoad(Span<const Key> /*keys*/) {}
   /// Creates or overwrites n records. Keys are distinct. RESOURCE_EXHAUSTED when the budget, memory or the disk is full: some of
   /// the records may have been stored then, all others have the values they had, and a later call may succeed.
   virtual Status Store(Span<const Key> keys, const float* records, TaskRunner* runner) = 0;
@@ -62,7 +59,6 @@ struct HostStoreSpec {
   std::string file_stem = "rows";    ///< Name of the file of rows, without suffix; unique among all stores in one folder.
   int32_t record_floats = 1;
   int32_t tables = 1;
-  bool read_ahead = false;  ///< WillLoad will be called.
 };
 
 /// Bytes of one store, planned.

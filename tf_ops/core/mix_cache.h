@@ -126,7 +126,7 @@ class MixCache {
   /// A hint for the policy `lookahead`, which changes speed and never a number: the keys of a batch that will be prefetched after
   /// those announced before. Its Prefetch ends the announcement; so does the Prefetch of a batch announced later, as this one was
   /// skipped then. *noted is false where the policy is another or options().window batches are announced already. Moves no rows
-  /// to the device; a store on disk begins to read those that are not there. May be called from a thread of its own.
+  /// and does not wait for Prefetch; may be called from a thread of its own.
   virtual Status Announce(const ReceivedKeys& received, bool* noted) = 0;
   /// The announced batches will not be prefetched: what they need is no longer kept for them.
   virtual void EndAnnouncements() = 0;

@@ -13,20 +13,9 @@ Status MixCacheImpl::Announce(const ReceivedKeys& received, bool* noted) {
   return Guard("an announced batch (lower embedding.cache.window)", [&]() -> Status {
     HVD_CTR_RETURN_IF_ERROR(announce_merge_.Run(received.ids, received.tables, &announced_));
     announced_slots_.resize(announced_.keys.size());
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      directory_.Find(announced_.keys, announced_.hashes, announced_slots_.data());
-      *noted = policy_->Announce({announced_.keys, announced_.hashes, announced_slots_});
-    }
-    if (*noted && options_.host.kind == HostKind::kDisk) {
-      // What is on the device stays there, now that it is announced.
-      size_t missing = 0;
-      for (size_t k = 0; k < announced_.keys.size(); ++k) {
-        if (announced_slots_[k] == kNoSlot) announced_.keys[missing++] = announced_.keys[k];
-      }
-      store_->WillLoad(Span<const Key>(announced_.keys.data(), static_cast<int64_t>(missing)));
-    }
     std::lock_guard<std::mutex> lock(mutex_);
+    directory_.Find(announced_.keys, announced_.hashes, announced_slots_.data());
+    *noted = policy_->Announce({announced_.keys, announced_.hashes, announced_slots_});
     announce_bytes_ =
         announce_merge_.allocated_bytes() +
         static_cast<int64_t>(announced_.keys.capacity() * sizeof(Key) + announced_.hashes.capacity() * sizeof(uint64_t) +
