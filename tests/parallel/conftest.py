@@ -3,6 +3,9 @@
     mpirun -np 2 python -m pytest tests/parallel      # on 2 ranks
     python -m pytest tests/parallel                   # on 1, without MPI
 
+With more ranks than cores (four on a small machine) the modules of `_ON_FEW_RANKS` are left out, unless
+HVD_CTR_ALL_TESTS=1: what they test does not change between two ranks and more, and processes that share cores are slow.
+
 A test holds for any number of ranks. A failure on one rank prints that rank's report and ends the whole job, since the
 other ranks would wait for it in their next collective; so does a test that runs longer than HVD_CTR_TEST_SECONDS
 (default 120) seconds. Only rank 0 prints the progress.
@@ -22,6 +25,8 @@ from hvd_ctr.comm import Comm
 
 _LIMIT_SECONDS = float(os.environ.get("HVD_CTR_TEST_SECONDS", "120"))
 
+_ON_FEW_RANKS = frozenset({"test_callbacks", "test_count", "test_fit", "test_metrics", "test_plan", "test_pooling"})
+
 # The true stderr: while a test runs, pytest collects what is written to descriptor 2, and os._exit would lose it.
 _stderr = 2
 
@@ -39,6 +44,16 @@ def pytest_configure(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and _launcher_rank() != 0:
         reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The same choice on every rank."""
+    ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
+    if ranks <= max(2, len(os.sched_getaffinity(0))) or os.environ.get("HVD_CTR_ALL_TESTS") == "1":
+        return
+    left_out = [item for item in items if item.path.stem in _ON_FEW_RANKS]
+    items[:] = [item for item in items if item.path.stem not in _ON_FEW_RANKS]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

@@ -119,14 +119,13 @@ def test_lookahead_keeps_what_the_next_batches_need(comm: Comm) -> None:
     assert hits["lookahead", 8] >= hits["lru", 8] + 10 * _GB, hits
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_leaving_early_leaves_no_trace_of_later_batches(comm: Comm, depth: int) -> None:
+@pytest.mark.parametrize(("depth", "policy"), [(1, "lookahead"), (2, "lru"), (8, "lookahead")])
+def test_leaving_early_leaves_no_trace_of_later_batches(comm: Comm, depth: int, policy: str) -> None:
     """max_steps, stop_training: prefetched and untrained batches give their slots back and create no row."""
     ids = _sliding(20)
-    for policy in ("lru", "lookahead"):
-        stopped = _train(comm, ids, 400, depth, policy, stop_after=7)
-        assert not _threads()
-        assert stopped == _train(comm, ids[:7], 400, 0, "lru")
+    stopped = _train(comm, ids, 400, depth, policy, stop_after=7)
+    assert not _threads()
+    assert stopped == _train(comm, ids[:7], 400, 0, "lru")
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -194,8 +193,7 @@ def _dataset(comm: Comm, ids: np.ndarray) -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
 
 
-@pytest.mark.parametrize("known_length", [True, False])
-@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize(("depth", "known_length"), [(1, True), (2, False), (3, True)])
 def test_fit_trains_each_batch_once(comm: Comm, depth: int, known_length: bool) -> None:
     """FC 77: epochs, validation in between, evaluation right after; the same bits as without a pipeline."""
     ids = _sliding(10)
