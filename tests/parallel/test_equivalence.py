@@ -29,7 +29,7 @@ from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, Ta
 from hvd_ctr.embedding.id_counts import write_counts
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from tests.support.dense_reference import DenseReference
-from tests.support.hybrid import exported, logits_model, needed_slots, share, unique_name
+from tests.support.hybrid import exported, logits_model, needed_slots, share, train_reference, unique_name
 
 _STEPS, _GB, _DIM, _X, _SEED = 50, 40, 4, 3, 11
 _TOLERANCE = {"sgd": 1e-6, "adagrad": 1e-6, "rowwise_adagrad": 1e-6, "ftrl": 1e-6, "adam": 1e-5}
@@ -104,22 +104,7 @@ def _reference(kind: str) -> tuple[DenseReference, list[np.ndarray]]:
     vectors, numbers = keras.Input((4, _DIM)), keras.Input((_X,))
     tower = keras.Model([vectors, numbers], logits_model(vectors, numbers))
     optimizer, loss = keras.optimizers.SGD(0.1), keras.losses.BinaryCrossentropy(from_logits=True)
-
-    @tf.function
-    def gradients(rows, dense, labels):
-        with tf.GradientTape() as tape:
-            tape.watch(rows)
-            value = loss(labels, tower([rows, dense]))
-        return tape.gradient(value, [rows, *(v.value for v in tower.trainable_variables)])
-
-    for ids, dense, labels in zip(*_stream(), strict=True):
-        rows = np.stack([reference.lookup(f.table.name, ids[:, i]) for i, f in enumerate(features)], axis=1)
-        d_rows, *d_dense = gradients(tf.constant(rows), dense, labels)
-        optimizer.apply(d_dense, tower.trainable_variables)
-        reference.next_step()
-        for table in dict.fromkeys(f.table.name for f in features):
-            columns = [i for i, f in enumerate(features) if f.table.name == table]
-            reference.apply(table, ids[:, columns].ravel(), np.asarray(d_rows)[:, columns].reshape(-1, _DIM))
+    train_reference(reference, [f.table.name for f in features], tower, optimizer, loss, _stream())
     return reference, [np.asarray(w) for w in tower.weights]
 
 

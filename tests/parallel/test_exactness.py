@@ -38,7 +38,7 @@ from hvd_ctr.embedding.id_counts import write_counts
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 from tests.support.dense_reference import DenseReference
-from tests.support.hybrid import logits_model, needed_slots, share, unique_name
+from tests.support.hybrid import logits_model, needed_slots, share, train_reference, unique_name
 
 _STEPS, _GB, _DIM, _X, _SEED = 300, 48, 64, 2, 13
 _TABLES = {"item": "adagrad", "user": "adam", "place": "ftrl"}
@@ -222,21 +222,7 @@ def _reference() -> tuple[DenseReference, list[np.ndarray]]:
     vectors, numbers = keras.Input((len(_TABLES), _DIM)), keras.Input((_X,))
     tower = keras.Model([vectors, numbers], logits_model(vectors, numbers))
     optimizer, loss = keras.optimizers.Adam(0.002), keras.losses.BinaryCrossentropy(from_logits=True)
-
-    @tf.function
-    def gradients(rows, dense, labels):
-        with tf.GradientTape() as tape:
-            tape.watch(rows)
-            value = loss(labels, tower([rows, dense]))
-        return tape.gradient(value, [rows, *(v.value for v in tower.trainable_variables)])
-
-    for ids, dense, labels in zip(*_stream(), strict=True):
-        rows = np.stack([reference.lookup(name, ids[:, i]) for i, name in enumerate(_TABLES)], axis=1)
-        d_rows, *d_dense = gradients(tf.constant(rows), dense, labels)
-        optimizer.apply(d_dense, tower.trainable_variables)
-        reference.next_step()
-        for i, name in enumerate(_TABLES):
-            reference.apply(name, ids[:, i], np.asarray(d_rows)[:, i])
+    train_reference(reference, list(_TABLES), tower, optimizer, loss, _stream())
     return reference, [np.asarray(w) for w in tower.weights]
 
 

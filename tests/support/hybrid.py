@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from hvd_ctr.embedding.step_context import StepContext
 from hvd_ctr.layers import MixCacheEmbedding
 from hvd_ctr.training.train_step import batch_facts
+from tests.support.dense_reference import DenseReference
 
 _names = itertools.count()
 
@@ -90,3 +91,31 @@ def logits_model(vectors: keras.KerasTensor, dense: keras.KerasTensor, seed: int
     x = keras.layers.Concatenate()([keras.layers.Flatten()(vectors), dense])
     x = keras.layers.Dense(8, activation="relu", kernel_initializer=keras.initializers.GlorotUniform(seed))(x)
     return keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed + 1))(x)
+
+
+def train_reference(
+    reference: DenseReference,
+    tables: Sequence[str],
+    tower: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    loss: keras.losses.Loss,
+    stream: Iterable[Any],
+) -> None:
+    """One process with dense tables trains ids (steps, B, F), dense features (steps, B, X), labels (steps, B, 1);
+    tables[f] is the table of feature f."""
+
+    @tf.function
+    def gradients(rows: Any, dense: Any, labels: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            value = loss(labels, tower([rows, dense]))
+        return tape.gradient(value, [rows, *(v.value for v in tower.trainable_variables)])
+
+    for ids, dense, labels in zip(*stream, strict=True):
+        rows = np.stack([reference.lookup(name, ids[:, i]) for i, name in enumerate(tables)], axis=1)
+        d_rows, *d_dense = gradients(tf.constant(rows), dense, labels)
+        optimizer.apply(d_dense, tower.trainable_variables)
+        reference.next_step()
+        for table in dict.fromkeys(tables):
+            columns = [i for i, name in enumerate(tables) if name == table]
+            reference.apply(table, ids[:, columns].ravel(), np.asarray(d_rows)[:, columns].reshape(-1, rows.shape[2]))
