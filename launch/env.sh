@@ -25,7 +25,8 @@ export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
 export HOROVOD_CYCLE_TIME="${HOROVOD_CYCLE_TIME:-0.1}"
 # Keeps one grouped allreduce one group: its members are never fused with tensors of another step.
 export HOROVOD_DISABLE_GROUP_FUSION="${HOROVOD_DISABLE_GROUP_FUSION:-1}"
-# Ranks that wait for a rank that does not come: a warning after 30 s, the end of the job after 60 s; never a silent hang.
+# Ranks that wait for a live rank that does not come to an exchange: a warning after 30 s, the end of the job after 60 s. A rank that
+# dies ends the job at once; one that is stopped as a whole (SIGSTOP, a frozen host) is noticed by nobody but the batch system.
 export HOROVOD_STALL_CHECK_TIME_SECONDS="${HOROVOD_STALL_CHECK_TIME_SECONDS:-30}"
 export HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="${HOROVOD_STALL_SHUTDOWN_TIME_SECONDS:-60}"
 # TensorFlow's start-up notices, times the number of ranks, hide the lines that matter. 0 shows them.

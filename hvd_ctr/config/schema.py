@@ -283,7 +283,9 @@ class LoopConfig(_Frozen):
     dense_optimizer: DenseOptimizerConfig = Field(
         default_factory=DenseOptimizerConfig, description="Optimizer of the dense weights."
     )
-    log_every_steps: int = Field(default=100, ge=1, description="Steps between two log lines.")
+    log_every_steps: int = Field(
+        default=100, ge=1, description="Steps between two log lines; without a terminal at most one every 10 s."
+    )
     eval_every_steps: int | None = Field(
         default=None, ge=1, description="Steps between two evaluations; null: after each epoch only."
     )

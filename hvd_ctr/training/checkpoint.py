@@ -389,7 +389,10 @@ def _check_file(directory: Path, name: str, info: dict[str, Any], content: bool)
                 yield
         intact = digest.hexdigest() == info["sha256"]
     if not intact:
-        raise DamagedCheckpointError(f"{path} is damaged: size or SHA-256 differs from the manifest's")
+        raise DamagedCheckpointError(
+            f"{path} is damaged: size or SHA-256 differs from the manifest's; load an older checkpoint "
+            "of the run (hvd-ctr: --checkpoint DIR; train --resume takes the newest intact one)"
+        )
 
 
 def _check_tables(

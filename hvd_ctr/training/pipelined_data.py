@@ -63,7 +63,7 @@ class PipelinedData:
         if not PipelinedData.can(model):
             raise ValueError("the pipeline needs a functional model that calls each MixCacheEmbedding once")
         # A dict: Keras would unwrap a list of one.
-        layers = {str(index): layer.input for index, layer in enumerate(embedding_layers(model))}
+        layers = {str(index): _called_with(layer) for index, layer in enumerate(embedding_layers(model))}
         inputs = keras.Model(model._inputs_struct, layers)
         return tf.function(lambda x: list(inputs(x).values()), reduce_retracing=True, autograph=False)
 
@@ -106,3 +106,9 @@ class PipelinedData:
         if self._running is not None:
             self._running.close()
             self._running = None
+
+
+def _called_with(layer: keras.layers.Layer) -> Any:
+    """The symbolic inputs of a layer's one call as they were given; `layer.input` would flatten a mapping to a list."""
+    arguments = layer._inbound_nodes[0].arguments
+    return arguments.args[0] if arguments.args else next(iter(arguments.kwargs.values()))
