@@ -211,6 +211,37 @@ def test_fit_trains_each_batch_once(comm: Comm, depth: int, known_length: bool) 
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_fit_of_a_mapping_of_features(comm: Comm, by_keyword: bool) -> None:
+    """Features of one id and of several, passed by name: the same bits with and without a pipeline."""
+    generator = np.random.default_rng(8)
+    x = {"user": generator.integers(0, 40, 96), "history": generator.integers(-1, 30, (96, 3))}
+    y = (generator.random((96, 1)) < 0.4).astype(np.float32)
+    mine = share(comm, np.arange(96))
+    data = tf.data.Dataset.from_tensor_slices(({k: v[mine] for k, v in x.items()}, y[mine])).batch(len(mine) // 4)
+    outcomes = []
+    for depth in (0, 2):
+        user, item = TableConfig("user", dim=4), TableConfig("item", dim=4)
+        features = [
+            FeatureConfig("user", table=user),
+            FeatureConfig("history", table=item, combiner="mean", length=3, padding_id=-1),
+        ]
+        layer = hvd_ctr.MixCacheEmbedding(features, CacheConfig(slots=100), seed=1, name=unique_name("mapping"))
+        inputs = {
+            "user": keras.Input((), dtype="int64", name="user"),
+            "history": keras.Input((3,), dtype="int64", name="history"),
+        }
+        vectors = layer(inputs=inputs) if by_keyword else layer(inputs)
+        kernel = keras.initializers.GlorotUniform(3)
+        logits = keras.layers.Dense(1, kernel_initializer=kernel)(keras.layers.Concatenate()(list(vectors.values())))
+        model = hvd_ctr.HybridModel(inputs, logits)
+        model.compile(keras.optimizers.Adam(0.01), keras.losses.BinaryCrossentropy(from_logits=True))
+        model.fit(data, epochs=2, verbose=0, pipeline_depth=depth)
+        rows = [layer.get_rows("user", np.arange(40)), layer.get_rows("item", np.arange(30))]
+        outcomes.append([np.asarray(value).tobytes() for value in [*model.weights, *rows]])
+    assert outcomes[0] == outcomes[1]
+
+
 def test_fit_with_steps_per_epoch_and_early_stop(comm: Comm) -> None:
     class StopAt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
