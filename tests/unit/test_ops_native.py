@@ -10,7 +10,15 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.ops import gradient_registry
 
 # They register gradients.
-from hvd_ctr.ops import id_ops, mix_cache_ops, native, pooling_ops, reader_ops, row_life_ops  # noqa: F401
+from hvd_ctr.ops import (  # noqa: F401  (they register gradients)
+    id_ops,
+    mix_cache_ops,
+    native,
+    plan_ops,
+    pooling_ops,
+    reader_ops,
+    row_life_ops,
+)
 
 
 def _compile(tmp_path, version):
