@@ -10,6 +10,7 @@
 #include "tf_ops/core/host_store.h"
 #include "tf_ops/core/mix_cache_options.h"
 #include "tf_ops/cpu/cpu_backend.h"
+#include "tf_ops/glue/cache_op.h"
 #include "tf_ops/glue/cache_stats_layout.h"
 #include "tf_ops/glue/mix_cache_resource.h"
 #include "tf_ops/glue/tf_convert.h"
@@ -22,7 +23,6 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
-using MixCachePtr = tensorflow::core::RefCountPtr<MixCacheResource>;
 
 /// Reads a list attribute of T entries, one per table, and hands each to `set(table, value)`.
 template <typename Value, typename Set>
@@ -119,13 +119,11 @@ class MixCacheOp final : public OpKernel {
   MixCacheOptions options_;
 };
 
-class FlushOp final : public OpKernel {
+class FlushOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     WorkerRunner runner(ctx);
     OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->Flush(&runner)));
   }
@@ -143,6 +141,21 @@ Status TableInput(OpKernelContext* ctx, const MixCacheOptions& options, int32_t*
   return Status::Ok();
 }
 
+/// A CacheOp whose second input is the index of a table.
+class TableOp : public CacheOp {
+ public:
+  using CacheOp::CacheOp;
+
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) final {
+    int32_t table = 0;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+    Run(ctx, resource, table);
+  }
+
+ protected:
+  virtual void Run(OpKernelContext* ctx, MixCacheResource* resource, int32_t table) = 0;
+};
+
 /// Outputs `index` (counts) and `index + 1` (last steps).
 absl::Status SetLifeOutputs(OpKernelContext* ctx, int index, const std::vector<RowLife::Id>& life) {
   std::vector<int64_t> counts, last_steps;
@@ -154,15 +167,11 @@ absl::Status SetLifeOutputs(OpKernelContext* ctx, int index, const std::vector<R
   return SetVectorOutput(ctx, index + 1, last_steps);
 }
 
-class ExportWaitingOp final : public OpKernel {
+class ExportWaitingOp final : public TableOp {
  public:
-  using OpKernel::OpKernel;
+  using TableOp::TableOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
-    int32_t table = 0;
-    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource, int32_t table) override {
     int64_t cursor = ctx->input(2).scalar<int64_t>()();
     const int64_t max_ids = ctx->input(3).scalar<int64_t>()();
     std::vector<int64_t> ids;
@@ -174,15 +183,11 @@ class ExportWaitingOp final : public OpKernel {
   }
 };
 
-class ImportLifeOp final : public OpKernel {
+class ImportLifeOp final : public TableOp {
  public:
-  using OpKernel::OpKernel;
+  using TableOp::TableOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
-    int32_t table = 0;
-    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource, int32_t table) override {
     const Span<const int64_t> counts = ConstSpan<int64_t>(ctx->input(3));
     const Span<const int64_t> last_steps = ConstSpan<int64_t>(ctx->input(4));
     OP_REQUIRES(ctx, counts.size() == last_steps.size(),
@@ -196,15 +201,11 @@ class ImportLifeOp final : public OpKernel {
   }
 };
 
-class ExportOp final : public OpKernel {
+class ExportOp final : public TableOp {
  public:
-  using OpKernel::OpKernel;
+  using TableOp::TableOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
-    int32_t table = 0;
-    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource, int32_t table) override {
     int64_t cursor = ctx->input(2).scalar<int64_t>()();
     const int64_t max_rows = ctx->input(3).scalar<int64_t>()();
     OP_REQUIRES(ctx, max_rows > 0,
@@ -229,15 +230,11 @@ class ExportOp final : public OpKernel {
   }
 };
 
-class ImportOp final : public OpKernel {
+class ImportOp final : public TableOp {
  public:
-  using OpKernel::OpKernel;
+  using TableOp::TableOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
-    int32_t table = 0;
-    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource, int32_t table) override {
     const Tensor& ids = ctx->input(2);
     const Tensor& rows = ctx->input(3);
     const Tensor& state = ctx->input(4);
@@ -261,15 +258,11 @@ class ImportOp final : public OpKernel {
   }
 };
 
-class SetFrequenciesOp final : public OpKernel {
+class SetFrequenciesOp final : public TableOp {
  public:
-  using OpKernel::OpKernel;
+  using TableOp::TableOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
-    int32_t table = 0;
-    OP_REQUIRES_OK(ctx, ToTensorFlow(TableInput(ctx, resource->options(), &table)));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource, int32_t table) override {
     int64_t foreign = 0;
     OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->SetFrequencies(table, ConstSpan<int64_t>(ctx->input(2)),
                                                                        ConstSpan<int64_t>(ctx->input(3)), &foreign)));
@@ -277,13 +270,11 @@ class SetFrequenciesOp final : public OpKernel {
   }
 };
 
-class WarmStartOp final : public OpKernel {
+class WarmStartOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     int64_t rows = 0;
     WorkerRunner runner(ctx);
     OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->WarmStart(&rows, &runner)));
@@ -291,35 +282,29 @@ class WarmStartOp final : public OpKernel {
   }
 };
 
-class StepOp final : public OpKernel {
+class StepOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, resource->cache()->step()));
   }
 };
 
-class SetStepOp final : public OpKernel {
+class SetStepOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->SetStep(ctx->input(1).scalar<int64_t>()())));
   }
 };
 
-class StatsOp final : public OpKernel {
+class StatsOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     const MixCacheStats stats = resource->cache()->Stats();
     Tensor* tables = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({static_cast<int64_t>(stats.tables.size()), kTableStats}), &tables));

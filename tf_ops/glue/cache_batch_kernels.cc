@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/env.h"
 #include "tf_ops/core/key_exchange.h"
+#include "tf_ops/glue/cache_op.h"
 #include "tf_ops/glue/mix_cache_resource.h"
 #include "tf_ops/glue/tf_convert.h"
 
@@ -139,13 +140,11 @@ class PrefetchOp final : public AsyncOpKernel {
   }
 };
 
-class AnnounceOp final : public OpKernel {
+class AnnounceOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     OP_REQUIRES_OK(ctx, ToTensorFlow(CheckWords(ctx, resource->options())));
     ReceivedKeys received;
     bool noted = false;
@@ -157,24 +156,18 @@ class AnnounceOp final : public OpKernel {
   }
 };
 
-class EndAnnouncementsOp final : public OpKernel {
+class EndAnnouncementsOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
-    resource->cache()->EndAnnouncements();
-  }
+  void Run(OpKernelContext* /*ctx*/, MixCacheResource* resource) override { resource->cache()->EndAnnouncements(); }
 };
 
-class LookupOp final : public OpKernel {
+class LookupOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     const int64_t ticket = ctx->input(1).scalar<int64_t>()();
     const int32_t dim = resource->options().dim;
     FailedPrefetch failure;
@@ -190,13 +183,11 @@ class LookupOp final : public OpKernel {
   }
 };
 
-class ReadOp final : public OpKernel {
+class ReadOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     ReceivedKeys received;
     OP_REQUIRES_OK(ctx, ToTensorFlow(Receive(ctx, resource->options(), &received)));
     resource->CountSkippedInRead(received);
@@ -238,16 +229,14 @@ class CheckRowsOp final : public OpKernel {
   }
 };
 
-class ApplyOp final : public OpKernel {
+class ApplyOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     const int64_t ticket = ctx->input(1).scalar<int64_t>()();
     const Tensor& gradients = ctx->input(2);
-    OP_REQUIRES_OK(ctx, ToTensorFlow(CheckShape(resource.get(), ticket, gradients.shape())));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(CheckShape(resource, ticket, gradients.shape())));
     WorkerRunner runner(ctx);
     const float scale = ctx->input(3).scalar<float>()();
     OP_REQUIRES_OK(ctx, ToTensorFlow(resource->Apply(ticket, ConstSpan<float>(gradients).data(), scale, &runner)));
@@ -266,37 +255,31 @@ class ApplyOp final : public OpKernel {
   }
 };
 
-class ReleaseOp final : public OpKernel {
+class ReleaseOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     OP_REQUIRES_OK(ctx, ToTensorFlow(resource->Release(ctx->input(1).scalar<int64_t>()())));
   }
 };
 
-class RowAgesOp final : public OpKernel {
+class RowAgesOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     std::vector<int64_t> ages;
     OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->RowAges(&ages)));
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 0, ages));
   }
 };
 
-class SweepOp final : public OpKernel {
+class SweepOp final : public CacheOp {
  public:
-  using OpKernel::OpKernel;
+  using CacheOp::CacheOp;
 
-  void Compute(OpKernelContext* ctx) override {
-    MixCachePtr resource;
-    OP_REQUIRES_OK(ctx, LookupMixCache(ctx, &resource));
+  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
     WorkerRunner runner(ctx);
     int64_t deleted = 0;
     OP_REQUIRES_OK(ctx, ToTensorFlow(resource->cache()->Sweep(ConstSpan<int64_t>(ctx->input(1)), &deleted, &runner)));
