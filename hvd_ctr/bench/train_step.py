@@ -104,8 +104,8 @@ def build(workload: Workload) -> HybridModel:
     ]
     dense_input = keras.Input((_DENSE,), name="dense_features")
     ids = keras.Input((len(features),), dtype="int64", name="ids")
-    vectors = MixCacheEmbedding(features, CacheConfig(slots=workload.slots), name="embedding")(ids)
-    x = keras.layers.Concatenate()([dense_input, keras.layers.Reshape((len(features) * workload.dim,))(vectors)])
+    embedding = MixCacheEmbedding(features, CacheConfig(slots=workload.slots), name="embedding")
+    x = embedding(ids, dense=dense_input)
     for width in workload.mlp:
         x = keras.layers.Dense(width, activation="relu")(x)
     model = HybridModel({"dense_features": dense_input, "ids": ids}, keras.layers.Dense(1)(x))

@@ -42,6 +42,9 @@ class MixCacheEmbedding(keras.layers.Layer):
         `combiner=None`.
       * or one integer tensor (B, F) with a column per feature, all of `length` 1 and one dim. Returns (B, F, D). The
         fast path.
+    With `dense`, (B, X) floats, it returns the input of a tower instead: (B, X + the widths of all features), the dense
+    columns and then each feature's vector in the order of the features, which are pooled ones then. The vectors are
+    written there as they are looked up, without the copies that Concatenate makes of them and of their gradients.
 
     Args:
         features: the features, which name their tables.
@@ -121,8 +124,16 @@ class MixCacheEmbedding(keras.layers.Layer):
 
     # ---- shapes ----
 
-    def compute_output_spec(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_output_spec(self, inputs: Any, dense: Any = None) -> Any:
         """Symbolic outputs; see the class docstring for shapes."""
+        vectors = self._vectors_spec(inputs)
+        if dense is None:
+            return vectors
+        self._check_dense(dense)
+        width = dense.shape[-1] + sum(self._dims[feature.name] for feature in self.features)
+        return keras.KerasTensor((dense.shape[0], width), dtype=self.compute_dtype)
+
+    def _vectors_spec(self, inputs: Any) -> Any:
         if not isinstance(inputs, Mapping):
             self._check_matrix(inputs.shape)
             check_integer(self.name, "the id matrix", inputs.dtype)
@@ -156,6 +167,16 @@ class MixCacheEmbedding(keras.layers.Layer):
                 f"{self.name}: an id matrix needs tables of one dim, received {self._dims}; pass a dict instead"
             )
 
+    def _check_dense(self, dense: Any) -> None:
+        if len(dense.shape) != 2 or dense.shape[-1] is None:
+            raise ValueError(f"{self.name}: dense must have shape (B, X) with X known; received {tuple(dense.shape)}")
+        sequences = [feature.name for feature in self.features if feature.combiner is None]
+        if sequences:
+            raise ValueError(
+                f"{self.name}: dense needs features that are pooled to one vector; without a combiner are "
+                f"{', '.join(sequences)}; call the layer without dense and put its outputs together yourself"
+            )
+
     # ---- lookup ----
 
     def prepare(self, inputs: Any, facts: BatchFacts) -> list[PreparedIds]:
@@ -175,30 +196,60 @@ class MixCacheEmbedding(keras.layers.Layer):
             facts = BatchFacts(tf.cast(ids.batch_rows, tf.int64), tf.cast(ids.batch_rows, tf.float64))
         return group.prepare(ids.ids, ids.feature_splits, facts)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Any, dense: Any = None) -> Any:
         """See the class docstring. Inside a train step the rows are watched for gradients; elsewhere they are only
         read.
         """
-        # Keras traces a model without running it to learn shapes: such a pass is no part of the step.
-        context = None if in_symbolic_scope() else step_context.current()
+        if dense is not None:
+            return self._tower_input(inputs, dense)
         outputs: dict[str, Any] = {}
         for group in self.sharded.groups:
-            ids = self._group_ids(group, inputs)
-            if context is None:
-                prepared = self._prepare(group, ids, None)
-                rows = group.read(prepared).rows
-            else:
-                prepared = context.prepared(group) or self._prepare(group, ids, context.facts)
-                rows = context.lookup(group, prepared, self.trainable).rows
+            ids, rows, virtual_ids = self._lookup(group, inputs)
             if not ids.bags:
-                vectors = pooling_ops.pool_rows(rows, prepared.virtual_ids)
+                vectors = pooling_ops.pool_rows(rows, virtual_ids)
                 vectors = tf.reshape(vectors, [-1, len(group.layout.features), group.layout.dim])
                 if not isinstance(inputs, Mapping):
                     return tf.cast(self._in_column_order(group, vectors), self.compute_dtype)
                 outputs.update(zip(group.layout.feature_names, tf.unstack(vectors, axis=1), strict=True))
             else:
-                outputs.update(self._pool_group(group, ids, rows, prepared.virtual_ids))
+                outputs.update(self._pool_group(group, ids, rows, virtual_ids))
         return {feature.name: tf.cast(outputs[feature.name], self.compute_dtype) for feature in self.features}
+
+    def _lookup(self, group: TableGroup, inputs: Any) -> tuple[GroupIds, Tensor, Tensor]:
+        """The group's ids, the rows (U, D) they need, and which row each id needs."""
+        # Keras traces a model without running it to learn shapes: such a pass is no part of the step.
+        context = None if in_symbolic_scope() else step_context.current()
+        ids = self._group_ids(group, inputs)
+        if context is None:
+            prepared = self._prepare(group, ids, None)
+            return ids, group.read(prepared).rows, prepared.virtual_ids
+        prepared = context.prepared(group) or self._prepare(group, ids, context.facts)
+        return ids, context.lookup(group, prepared, self.trainable).rows, prepared.virtual_ids
+
+    def _tower_input(self, inputs: Any, dense: Any) -> Tensor:
+        """The dense columns and the vectors of all features (B, X + F * D), by one op where one can do it: one dim, one
+        combiner, tables in the order of their features.
+        """
+        dense = tf.convert_to_tensor(dense)
+        self._check_dense(dense)
+        kinds = {(feature.combiner, feature.weights is not None) for feature in self.features}
+        layout = self.sharded.groups[0].layout
+        if len(self.sharded.groups) > 1 or layout.features != self.features or len(kinds) > 1:
+            vectors = self.call(inputs)
+            flat = (
+                [vectors[feature.name] for feature in self.features]
+                if isinstance(inputs, Mapping)
+                else [tf.reshape(vectors, [-1, len(self.features) * layout.dim])]
+            )
+            return tf.concat([tf.cast(dense, self.compute_dtype), *flat], axis=1)
+        ids, rows, virtual_ids = self._lookup(self.sharded.groups[0], inputs)
+        columns = tf.cast(dense, tf.float32)
+        if ids.bags:
+            beside = pooling_ops.Beside(columns, len(self.features), feature_major=True)
+            pooled = self._pool_bags(str(self.features[0].combiner), ids.bags, rows, [virtual_ids], beside)
+        else:
+            pooled = pooling_ops.pool_rows(rows, virtual_ids, beside=pooling_ops.Beside(columns, len(self.features)))
+        return tf.cast(pooled, self.compute_dtype)
 
     def _in_column_order(self, group: TableGroup, vectors: Tensor) -> Tensor:
         """(B, F, D) in the group's feature order -> in the order of the layer's features."""
@@ -222,20 +273,31 @@ class MixCacheEmbedding(keras.layers.Layer):
         return outputs
 
     def _pool(self, combiner: str, bags: list[Bags], rows: Tensor, virtual_ids: list[Tensor]) -> list[Tensor]:
-        """Pools features of one combiner in one op: their bags one after the other. Returns (B, D) per feature."""
+        """Pools features of one combiner in one op. Returns (B, D) per feature."""
+        return list(tf.split(self._pool_bags(combiner, bags, rows, virtual_ids), len(bags), axis=0))
+
+    @staticmethod
+    def _pool_bags(
+        combiner: str,
+        bags: Sequence[Bags],
+        rows: Tensor,
+        virtual_ids: list[Tensor],
+        beside: pooling_ops.Beside | None = None,
+    ) -> Tensor:
+        """Pools the bags of several features, one feature after the other."""
         splits, end = [bags[0].splits], bags[0].splits[-1]
         for bag in bags[1:]:
             splits.append(bag.splits[1:] + end)
             end = end + bag.splits[-1]
         weights = None if bags[0].weights is None else tf.concat([bag.weights for bag in bags], axis=0)
-        pooled = pooling_ops.pool_rows(
+        return pooling_ops.pool_rows(
             rows,
             tf.concat(virtual_ids, axis=0),
             bag_splits=tf.concat(splits, axis=0),
             weights=weights,
             combiner=combiner,
+            beside=beside,
         )
-        return list(tf.split(pooled, len(bags), axis=0))
 
     def _sequence(self, feature: FeatureConfig, bags: Bags, rows: Tensor, virtual_ids: Tensor) -> Any:
         vectors = pooling_ops.pool_rows(rows, virtual_ids)

@@ -19,8 +19,7 @@ def build(
 ) -> tuple[dict[str, Any], Any]:
     """Inputs and logits `(B, 1)`; rows are `D` wide. Uses config.cross_layers, hidden, dropout, l2."""
     inputs = blocks.model_inputs(features, dense_columns)
-    vectors = keras.layers.Flatten(name="flat_vectors")(embedding_layer(inputs["ids"]))
-    x = blocks.concatenate([inputs["dense_features"], vectors])
+    x = embedding_layer(inputs["ids"], dense=inputs["dense_features"])
     crossed = CrossNetV2(config.cross_layers, blocks.kernel_regularizer(config), name="cross")(x)
     # Without hidden layers only the cross network is left: the deep part would repeat its first term.
     parts = [crossed, blocks.mlp(x, config.hidden, config, "deep")] if config.hidden else [crossed]

@@ -1,4 +1,5 @@
-"""Expand and pool, in one op with its gradient: unique rows (U, D) + virtual ids (N) -> one vector per bag.
+"""Expand and pool, in one op with its gradient: unique rows (U, D) + virtual ids (N) -> one vector per bag, or one row
+per sample with the vectors of all its features.
 
 A bag is the ids of one feature in one sample. Virtual id -1 (a dropped id) contributes nothing and does not count in a
 mean.
@@ -6,7 +7,7 @@ mean.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -17,14 +18,30 @@ Tensor = Any
 COMBINERS = ("sum", "mean", "sqrtn")
 
 
+class Beside(NamedTuple):
+    """Asks for one row per sample: columns that stand there already, then the vectors of the sample's bags. It saves
+    the copy of a concatenation, and in the gradient that of a slice.
+
+    Attributes:
+        columns: (B, X) float32; X may be 0.
+        features: F, bags per sample, at least 1.
+        feature_major: whether the bags come feature by feature, each with all samples; else sample by sample.
+    """
+
+    columns: Tensor
+    features: int
+    feature_major: bool = False
+
+
 def pool_rows(
     rows: Tensor,
     virtual_ids: Tensor,
     bag_splits: Tensor | None = None,
     weights: Tensor | None = None,
     combiner: str = "sum",
+    beside: Beside | None = None,
 ) -> Tensor:
-    """Pools the rows of each bag. Differentiable with respect to rows and weights.
+    """Pools the rows of each bag. Differentiable with respect to rows, weights and the columns of `beside`.
 
     Example: rows [[1], [10]], virtual_ids [0, 1, 0, -1], bag_splits [0, 3, 4] -> [[12], [0]].
 
@@ -36,14 +53,15 @@ def pool_rows(
         weights: (N) float32, one per id; None: all 1.
         combiner: "sum"; "mean": divided by the bag's sum of weights; "sqrtn": by the root of the sum of their squares.
             A bag whose divisor is 0 pools to zeros and passes no gradient.
+        beside: None: one row per bag.
 
     Returns:
-        (bags, D) float32.
+        (bags, D) float32; with `beside` (B, X + F * D).
 
     Raises:
         ValueError: no such combiner.
-        tf.errors.InvalidArgumentError: a virtual id outside [-1, U), splits that do not ascend from 0 to N, or another
-            number of weights than ids.
+        tf.errors.InvalidArgumentError: a virtual id outside [-1, U), splits that do not ascend from 0 to N,
+            another number of weights than ids, or of bags than B * F.
     """
     if combiner not in COMBINERS:
         raise ValueError(f"combiner: received {combiner!r}; allowed: {', '.join(COMBINERS)}")
@@ -52,13 +70,17 @@ def pool_rows(
         virtual_ids=virtual_ids,
         bag_splits=tf.constant([], tf.int64) if bag_splits is None else bag_splits,
         weights=tf.constant([], tf.float32) if weights is None else weights,
+        beside=tf.zeros([0, 0], tf.float32) if beside is None else beside.columns,
         combiner=combiner,
+        features=0 if beside is None else beside.features,
+        feature_major=beside is not None and beside.feature_major,
     )
 
 
 def _pool_rows_grad(op: Any, d_pooled: Tensor) -> list[Tensor | None]:
-    """Gradients for the inputs of HvdCtrPoolRows: rows, virtual_ids, bag_splits, weights."""
-    rows, virtual_ids, bag_splits, weights = op.inputs
+    """Gradients for the inputs of HvdCtrPoolRows: rows, virtual_ids, bag_splits, weights, beside."""
+    rows, virtual_ids, bag_splits, weights, beside = op.inputs
+    features = op.get_attr("features")
     d_rows, d_weights = native.ops().hvd_ctr_pool_rows_grad(
         d_pooled=d_pooled,
         rows=rows,
@@ -66,8 +88,11 @@ def _pool_rows_grad(op: Any, d_pooled: Tensor) -> list[Tensor | None]:
         bag_splits=bag_splits,
         weights=weights,
         combiner=op.get_attr("combiner"),
+        features=features,
+        feature_major=op.get_attr("feature_major"),
     )
-    return [d_rows, None, None, d_weights]
+    d_beside = tf.slice(d_pooled, [0, 0], tf.shape(beside)) if features else tf.zeros_like(beside)
+    return [d_rows, None, None, d_weights, d_beside]
 
 
 tf.RegisterGradient("HvdCtrPoolRows")(_pool_rows_grad)

@@ -111,4 +111,4 @@ class PipelinedData:
 def _called_with(layer: keras.layers.Layer) -> Any:
     """The symbolic inputs of a layer's one call as they were given; `layer.input` would flatten a mapping to a list."""
     arguments = layer._inbound_nodes[0].arguments
-    return arguments.args[0] if arguments.args else next(iter(arguments.kwargs.values()))
+    return arguments.args[0] if arguments.args else arguments.kwargs["inputs"]

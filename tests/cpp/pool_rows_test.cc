@@ -342,6 +342,30 @@ TEST(PoolRowsTest, StrideLeavesTheOtherColumnsAlone) {
   }
 }
 
+// Two samples of three features in rows of 1 + 3 * 2 floats, for any split over threads.
+TEST(PoolRowsTest, BagsOfASampleStandInOneRow) {
+  const std::vector<float> d_out = {9, 1, 2, 3, 4, 5, 6, 9, 7, 8, 10, 20, 30, 40};
+  for (const int32_t threads : {1, 3}) {
+    ThreadRunner runner(threads);
+    for (const bool ragged : {false, true}) {
+      for (const bool feature_major : {false, true}) {
+        Case c;
+        c.ids = feature_major ? std::vector<int32_t>{3, 2, -1, 1, 1, 3} : std::vector<int32_t>{3, -1, 1, 2, 1, 3};
+        if (ragged) c.splits = {0, 1, 2, 3, 4, 5, 6};
+        c.unique = 4;
+        c.dim = 2;
+        const BagPlaces places = feature_major ? BagPlaces(2, 2, 7) : BagPlaces(3, 7, 2);
+        std::vector<float> out(14, 99.0f);
+        ASSERT_TRUE(PoolRows(c.bags(Combiner::kSum), kRows.data(), 4, 2, out.data() + 1, places, &runner).ok());
+        EXPECT_EQ(out, (std::vector<float>{99, 3, -6, 0, 0, 1, -2, 99, 2, -4, 1, -2, 3, -6}));
+        std::vector<float> d_rows(8, 99.0f);
+        ASSERT_TRUE(PoolRowsGrad(c.bags(Combiner::kSum), d_out.data() + 1, places, 4, 2, d_rows.data(), &runner).ok());
+        EXPECT_EQ(d_rows, (std::vector<float>{0, 0, 15, 26, 7, 8, 31, 42}));
+      }
+    }
+  }
+}
+
 void ExpectRefused(const Case& c, int64_t stride, const std::string& part) {
   InlineRunner runner;
   std::vector<float> buffer(100, 0.0f);

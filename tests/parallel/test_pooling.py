@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -92,3 +93,63 @@ def test_any_width(comm: Comm, dim: int) -> None:
         layer, {"f": np.array([1, 2], np.int64)}, lambda out: tf.reduce_sum(out["f"] * tf.range(dim, dtype=tf.float32))
     )
     np.testing.assert_array_equal(layer.get_rows(f"width_{dim}", [1])[0], -np.arange(dim) * comm.size)
+
+
+def _tower_case(kind: str) -> tuple[list[FeatureConfig], object]:
+    """Features and inputs of three samples that a tower's input is made of by one op, or by several."""
+    first, second = zero_table(f"tower_{kind}_a", dim=3), zero_table(f"tower_{kind}_b", dim=2 if kind == "dims" else 3)
+    if kind == "bags":
+        features = [
+            FeatureConfig(name, table=table, combiner="mean", length=2)
+            for name, table in zip("fg", (first, second), strict=True)
+        ]
+        return features, {"f": np.array([[1, 2], [2, 3], [1, 1]]), "g": np.array([[4, 1], [5, 2], [4, 4]])}
+    if kind == "order":  # tables come in another order than their features: several ops
+        return [FeatureConfig(n, table=t) for n, t in (("f", first), ("g", second), ("h", first))], np.array(
+            [[1, 4, 3], [2, 5, 1], [1, 4, 1]]
+        )
+    features = [FeatureConfig("f", table=first), FeatureConfig("g", table=second)]
+    if kind == "matrix":
+        return features, np.array([[1, 4], [2, 5], [1, 4]])
+    return features, {"f": np.array([1, 2, 1]), "g": np.array([4, 5, 4])}
+
+
+@pytest.mark.parametrize("kind", ["matrix", "singles", "bags", "order", "dims"])
+def test_the_input_of_a_tower_is_dense_columns_and_vectors(comm: Comm, kind: str) -> None:
+    """dense=...: the same bits as a concatenation, forward and in what training makes of the rows."""
+    dense = tf.constant([[0.5, -1.0], [2.0, 3.0], [0.25, 8.0]])
+    results = []
+    for together in (True, False):
+        features, inputs = _tower_case(kind)
+        layer = embedding(features)
+
+        def tower(outputs, layer=layer, features=features):
+            if not isinstance(outputs, dict):
+                return tf.concat([dense, tf.reshape(outputs, [3, -1])], axis=1)
+            return tf.concat([dense, *(outputs[feature.name] for feature in features)], axis=1)
+
+        def call(values, layer=layer, together=together, tower=tower):
+            return layer(values, dense=dense) if together else tower(layer(values))
+
+        before = call(inputs)
+        weights = tf.reshape(tf.range(tf.size(before), dtype=tf.float32), tf.shape(before))
+        step(call, inputs, lambda out, weights=weights: tf.reduce_sum(out * weights))
+        results.append((before.numpy(), call(inputs).numpy()))
+        assert (
+            call(inputs).shape
+            == layer.compute_output_spec(
+                {name: keras.KerasTensor(ids.shape, "int64") for name, ids in inputs.items()}
+                if isinstance(inputs, dict)
+                else keras.KerasTensor(inputs.shape, "int64"),
+                dense=keras.KerasTensor((3, 2)),
+            ).shape
+        )
+    for got, wanted in zip(*results, strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    assert not np.array_equal(results[0][0], results[0][1])
+
+
+def test_a_tower_has_no_place_for_sequences(comm: Comm) -> None:
+    layer = embedding([FeatureConfig("f", table=zero_table("no_tower"), combiner=None, length=2)])
+    with pytest.raises(ValueError, match="without a combiner are f"):
+        layer({"f": np.array([[1, 2]])}, dense=tf.zeros([1, 1]))

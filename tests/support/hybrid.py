@@ -42,7 +42,7 @@ def embedding(
     return layer
 
 
-def step(layer: MixCacheEmbedding, inputs: Any, loss: Callable[[Any], Any], learning_rate_scale: float = 1.0) -> Any:
+def step(layer: Callable[[Any], Any], inputs: Any, loss: Callable[[Any], Any], learning_rate_scale: float = 1.0) -> Any:
     """One train step without a dense model: gradients of loss(outputs), summed over ranks as they are. Returns the
     outputs.
     """

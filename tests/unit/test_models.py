@@ -27,11 +27,16 @@ class PlainEmbedding(keras.layers.Layer):
         self.table = self.add_weight((self.features * ROWS, self.dim), initializer, name="table")
         self.built = True
 
-    def call(self, ids):
-        return tf.gather(self.table, ids + tf.range(self.features, dtype=tf.int64) * ROWS)
+    def call(self, ids, dense=None):
+        vectors = tf.gather(self.table, ids + tf.range(self.features, dtype=tf.int64) * ROWS)
+        if dense is None:
+            return vectors
+        return tf.concat([dense, tf.reshape(vectors, [-1, self.features * self.dim])], axis=1)
 
-    def compute_output_shape(self, input_shape):
-        return (*input_shape, self.dim)
+    def compute_output_spec(self, ids, dense=None):
+        if dense is None:
+            return keras.KerasTensor((*ids.shape, self.dim))
+        return keras.KerasTensor((ids.shape[0], dense.shape[-1] + self.features * self.dim))
 
     def get_config(self):
         return {**super().get_config(), "features": self.features, "dim": self.dim}

@@ -58,6 +58,50 @@ def test_values_and_gradients_equal_the_composition(case, combiner):
         np.testing.assert_allclose(got, tf.convert_to_tensor(expected), rtol=1e-5, atol=2e-5)
 
 
+@settings(max_examples=40, deadline=None)
+@given(bags(), st.sampled_from(pooling_ops.COMBINERS), st.integers(0, 3), st.booleans())
+def test_one_row_per_sample_is_a_concatenation_bit_for_bit(case, combiner, columns, feature_major):
+    rows, virtual_ids, splits, weights = case
+    bag_count, dim = len(splits) - 1, rows.shape[1]
+    features = max(f for f in (1, 2, 3) if bag_count % f == 0)
+    samples = bag_count // features
+    rows, weights = tf.constant(rows), None if weights is None else tf.constant(weights)
+    beside = tf.random.stateless_normal([samples, columns], [1, bag_count])
+    sources = [rows, beside] if weights is None else [rows, beside, weights]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(sources)
+        asked = pooling_ops.Beside(beside, features, feature_major)
+        got = pooling_ops.pool_rows(rows, virtual_ids, splits, weights, combiner, asked)
+        pooled = pooling_ops.pool_rows(rows, virtual_ids, splits, weights, combiner)
+        by_sample = (
+            tf.transpose(tf.reshape(pooled, [features, samples, dim]), [1, 0, 2])
+            if feature_major
+            else tf.reshape(pooled, [samples, features, dim])
+        )
+        wanted = tf.concat([beside, tf.reshape(by_sample, [samples, features * dim])], axis=1)
+        upstream = tf.reshape(tf.range(tf.size(wanted), dtype=tf.float32) % 7 - 3, tf.shape(wanted))
+        losses = [tf.reduce_sum(value * upstream) for value in (got, wanted)]
+    np.testing.assert_array_equal(got, wanted)
+    for mine, composed in zip(*(tape.gradient(loss, sources) for loss in losses), strict=True):
+        np.testing.assert_array_equal(tf.convert_to_tensor(mine), tf.convert_to_tensor(composed))
+
+
+@pytest.mark.parametrize("feature_major", [False, True])
+def test_a_batch_without_samples_has_its_width(feature_major):
+    rows, beside = tf.ones([2, 4]), pooling_ops.Beside(tf.zeros([0, 3]), 2, feature_major)
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        pooled = pooling_ops.pool_rows(rows, tf.zeros([0, 2], tf.int32), beside=beside)
+    assert pooled.shape == (0, 11)
+    np.testing.assert_array_equal(tape.gradient(pooled, rows), np.zeros([2, 4]))
+
+
+def test_bags_that_do_not_fill_the_rows_are_refused():
+    beside = pooling_ops.Beside(tf.zeros([2, 1]), 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="6 bags are expected; received 4"):
+        pooling_ops.pool_rows(tf.ones([2, 4]), tf.zeros([2, 2], tf.int32), beside=beside)
+
+
 @pytest.mark.parametrize("combiner", pooling_ops.COMBINERS)
 def test_gradients_against_finite_differences(combiner):
     rows = np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32)

@@ -208,7 +208,7 @@ class CpuBackend final : public DeviceBackend {
     }
     ScatterArgs args;
     args.source = gradients;
-    args.source_stride = records_.dim;
+    args.places = records_.dim;
     args.dim = records_.dim;
     args.targets = inverse;
     args.unique = unique;

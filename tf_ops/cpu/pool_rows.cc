@@ -14,11 +14,11 @@ namespace {
 
 constexpr int32_t kDotLanes = 16;
 
-Status CheckBags(const char* call, const Bags& bags, int64_t unique, int32_t dim, int64_t out_stride) {
+Status CheckBags(const char* call, const Bags& bags, int64_t unique, int32_t dim, const BagPlaces& places) {
   const int64_t n = bags.virtual_ids.size();
-  if (dim < 1 || unique < 0 || out_stride < dim) {
+  if (dim < 1 || unique < 0 || places.inner < 1 || places.inner_stride < dim) {
     return MakeStatus(StatusCode::kInvalidArgument, call, ": dim ", dim, " (allowed >= 1), unique ", unique,
-                      " (allowed >= 0), stride of the bags ", out_stride, " floats (allowed >= dim)");
+                      " (allowed >= 0), stride of the bags ", places.inner_stride, " floats (allowed >= dim)");
   }
   if (!bags.weights.empty() && bags.weights.size() != n) {
     return MakeStatus(StatusCode::kInvalidArgument, call, ": ", bags.weights.size(), " weights for ", n,
@@ -70,15 +70,16 @@ struct PoolArgs {
   const float* rows;
   int32_t dim;
   float* out;
-  int64_t out_stride;
+  BagPlaces places;
 };
 
 template <int32_t kDim>
 inline __attribute__((always_inline)) void CopyBags(const PoolArgs& args, int64_t begin, int64_t end) {
   const int64_t dim = kDim > 0 ? kDim : args.dim;
   const int32_t* virtual_ids = args.bags->virtual_ids.data();
-  for (int64_t i = begin; i < end; ++i) {
-    float* out = args.out + i * args.out_stride;
+  BagWalk walk(args.places, begin);
+  for (int64_t i = begin; i < end; ++i, walk.Next()) {
+    float* out = args.out + walk.offset();
     if (virtual_ids[i] < 0) {
       ZeroRow(dim, out);
     } else {
@@ -125,10 +126,11 @@ inline __attribute__((always_inline)) void SumBag(const PoolArgs& args, int64_t 
 
 template <bool kWeighted, int32_t kDim>
 inline __attribute__((always_inline)) void SumBags(const PoolArgs& args, int64_t first, int64_t last) {
-  for (int64_t i = first; i < last; ++i) {
+  BagWalk walk(args.places, first);
+  for (int64_t i = first; i < last; ++i, walk.Next()) {
     const int64_t begin = BagBegin(*args.bags, i);
     const int64_t end = BagEnd(*args.bags, i);
-    SumBag<kWeighted, kDim>(args, begin, end, Divisor(*args.bags, begin, end), args.out + i * args.out_stride);
+    SumBag<kWeighted, kDim>(args, begin, end, Divisor(*args.bags, begin, end), args.out + walk.offset());
   }
 }
 
@@ -164,8 +166,9 @@ inline __attribute__((always_inline)) float Dot(const float* a, const float* b, 
 
 HVD_CTR_CLONES void DotRange(const PoolArgs& args, const float* d_out, int64_t first, int64_t last, float* dots) {
   const Bags& bags = *args.bags;
-  for (int64_t i = first; i < last; ++i) {
-    const float* d_bag = d_out + i * args.out_stride;
+  BagWalk walk(args.places, first);
+  for (int64_t i = first; i < last; ++i, walk.Next()) {
+    const float* d_bag = d_out + walk.offset();
     for (int64_t p = BagBegin(bags, i); p < BagEnd(bags, i); ++p) {
       const int64_t v = bags.virtual_ids[p];
       dots[p] = v < 0 ? 0.0f : Dot(args.rows + v * args.dim, d_bag, args.dim);
@@ -218,20 +221,20 @@ void FillTerms(const Bags& bags, TaskRunner* runner, Terms* terms) {
 
 }  // namespace
 
-Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, int64_t out_stride,
+Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, const BagPlaces& places,
                 TaskRunner* runner) {
-  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRows", bags, unique, dim, out_stride));
-  const PoolArgs args{&bags, rows, dim, out, out_stride};
+  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRows", bags, unique, dim, places));
+  const PoolArgs args{&bags, rows, dim, out, places};
   ForRows(runner, bags.bags(), WorkPerBag(bags, dim), [&args](int64_t begin, int64_t end) { PoolRange(args, begin, end); });
   return Status::Ok();
 }
 
-Status PoolRowsGrad(const Bags& bags, const float* d_out, int64_t d_out_stride, int64_t unique, int32_t dim, float* d_rows,
+Status PoolRowsGrad(const Bags& bags, const float* d_out, const BagPlaces& places, int64_t unique, int32_t dim, float* d_rows,
                     TaskRunner* runner) {
-  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRowsGrad", bags, unique, dim, d_out_stride));
+  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRowsGrad", bags, unique, dim, places));
   ScatterArgs args;
   args.source = d_out;
-  args.source_stride = d_out_stride;
+  args.places = places;
   args.dim = dim;
   args.targets = bags.virtual_ids;
   args.unique = unique;
@@ -247,10 +250,10 @@ Status PoolRowsGrad(const Bags& bags, const float* d_out, int64_t d_out_stride, 
   return Status::Ok();
 }
 
-Status PoolRowsWeightGrad(const Bags& bags, const float* rows, const float* d_out, int64_t d_out_stride, int64_t unique,
+Status PoolRowsWeightGrad(const Bags& bags, const float* rows, const float* d_out, const BagPlaces& places, int64_t unique,
                           int32_t dim, float* d_weights, TaskRunner* runner) {
-  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRowsWeightGrad", bags, unique, dim, d_out_stride));
-  const PoolArgs args{&bags, rows, dim, nullptr, d_out_stride};
+  HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRowsWeightGrad", bags, unique, dim, places));
+  const PoolArgs args{&bags, rows, dim, nullptr, places};
   ForRows(runner, bags.bags(), WorkPerBag(bags, dim), [&](int64_t first, int64_t last) {
     DotRange(args, d_out, first, last, d_weights);
     for (int64_t i = first; i < last; ++i) WeightGradOfBag(bags, BagBegin(bags, i), BagEnd(bags, i), d_weights);

@@ -7,6 +7,7 @@
 
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"
+#include "tf_ops/cpu/bag_places.h"
 
 namespace hvd_ctr {
 
@@ -25,16 +26,16 @@ struct Bags {
   int64_t bags() const { return splits.empty() ? virtual_ids.size() : splits.size() - 1; }
 };
 
-/// out: bag i is written at out + i * out_stride, dim floats (out_stride >= dim).
-Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, int64_t out_stride,
+/// out: bag i is written at out + places.at(i), dim floats. The places of two bags must not overlap.
+Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, const BagPlaces& places,
                 TaskRunner* runner);
 
-/// d_rows (U, D) = overwritten with the sum over positions in ascending order; d_out bag i at d_out + i * d_out_stride.
-Status PoolRowsGrad(const Bags& bags, const float* d_out, int64_t d_out_stride, int64_t unique, int32_t dim, float* d_rows,
+/// d_rows (U, D) = overwritten with the sum over positions in ascending order; d_out bag i at d_out + places.at(i).
+Status PoolRowsGrad(const Bags& bags, const float* d_out, const BagPlaces& places, int64_t unique, int32_t dim, float* d_rows,
                     TaskRunner* runner);
 
 /// d_weights (N): derivative of the loss by each per-id weight, the normaliser's part included (FC 45).
-Status PoolRowsWeightGrad(const Bags& bags, const float* rows, const float* d_out, int64_t d_out_stride, int64_t unique,
+Status PoolRowsWeightGrad(const Bags& bags, const float* rows, const float* d_out, const BagPlaces& places, int64_t unique,
                           int32_t dim, float* d_weights, TaskRunner* runner);
 
 }  // namespace hvd_ctr

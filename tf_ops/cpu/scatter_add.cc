@@ -37,17 +37,20 @@ inline __attribute__((always_inline)) void AddColumns(const float* from, float c
 /// The arguments with the pointers in locals, specialised on width (0: run-time dim), bag map and coefficients.
 template <int32_t kDim, bool kMapped, bool kScaled>
 struct Adder {
+  static constexpr bool kHasMap = kMapped;
+
   explicit Adder(const ScatterArgs& args)
       : source(args.source),
-        stride(args.source_stride),
+        places(args.places),
         dim(kDim > 0 ? kDim : args.dim),
         targets(args.targets.data()),
         source_rows(args.source_rows),
         coefficients(args.coefficients),
         sums(args.sums) {}
 
-  inline __attribute__((always_inline)) void operator()(int64_t p) const {
-    const float* from = source + (kMapped ? int64_t{source_rows[p]} : p) * stride;
+  /// Adds position p, whose source row begins at float `offset`.
+  inline __attribute__((always_inline)) void Add(int64_t p, int64_t offset) const {
+    const float* from = source + offset;
     float* to = sums + int64_t{targets[p]} * dim;
     const float coefficient = kScaled ? coefficients[p] : 1.0f;
     const int64_t width = kDim > 0 ? kDim : dim;
@@ -57,8 +60,10 @@ struct Adder {
     for (; j < width; ++j) AddColumns<1, kScaled>(from + j, coefficient, to + j);
   }
 
+  inline __attribute__((always_inline)) void operator()(int64_t p) const { Add(p, places.at(kMapped ? source_rows[p] : p)); }
+
   const float* source;
-  int64_t stride;
+  BagPlaces places;
   int64_t dim;
   const int32_t* targets;
   const int32_t* source_rows;
@@ -71,8 +76,15 @@ template <typename AdderType>
 inline __attribute__((always_inline)) void AddAll(const ScatterArgs& args) {
   const AdderType add(args);
   const int64_t n = args.targets.size();
-  for (int64_t p = 0; p < n; ++p) {
-    if (add.targets[p] >= 0) add(p);
+  if (AdderType::kHasMap) {
+    for (int64_t p = 0; p < n; ++p) {
+      if (add.targets[p] >= 0) add(p);
+    }
+    return;
+  }
+  BagWalk walk(args.places, 0);
+  for (int64_t p = 0; p < n; ++p, walk.Next()) {
+    if (add.targets[p] >= 0) add.Add(p, walk.offset());
   }
 }
 

@@ -9,12 +9,13 @@
 #include <cstdint>
 
 #include "tf_ops/core/types.h"
+#include "tf_ops/cpu/bag_places.h"
 
 namespace hvd_ctr {
 
 struct ScatterArgs {
-  const float* source = nullptr;  ///< Row r at source + r * source_stride, dim floats.
-  int64_t source_stride = 0;
+  const float* source = nullptr;  ///< Row r at source + places.at(r), dim floats.
+  BagPlaces places = 0;
   int32_t dim = 0;
   Span<const int32_t> targets;           ///< (N) in [-1, unique); -1 is left out. Checked by the caller.
   const int32_t* source_rows = nullptr;  ///< (N) source row of position p; null: row p.

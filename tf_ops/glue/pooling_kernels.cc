@@ -1,4 +1,5 @@
 // Kernels of expand and pool, and of its gradient.
+#include <algorithm>
 #include <string>
 
 #include "tensorflow/core/framework/op_kernel.h"
@@ -35,60 +36,96 @@ absl::Status ReadBags(OpKernelContext* ctx, int first, Combiner combiner, Bags* 
                                                      ", one per virtual id, or none"));
 }
 
+/// The attributes of both ops, and where the bags of a batch stand in the pooled tensor.
+struct Layout {
+  Combiner combiner = Combiner::kSum;
+  int64_t features = 0;
+  bool feature_major = false;
+
+  absl::Status Read(OpKernelConstruction* c) {
+    TF_RETURN_IF_ERROR(ReadCombiner(c, &combiner));
+    TF_RETURN_IF_ERROR(c->GetAttr("features", &features));
+    return c->GetAttr("feature_major", &feature_major);
+  }
+  /// Of bags of width dim, behind the first columns of rows of row_floats floats.
+  BagPlaces places(int64_t samples, int64_t row_floats, int64_t dim) const {
+    if (features == 0 || samples == 0) return dim;
+    return feature_major ? BagPlaces(samples, dim, row_floats) : BagPlaces(features, row_floats, dim);
+  }
+};
+
 class PoolRowsOp final : public OpKernel {
  public:
-  explicit PoolRowsOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, ReadCombiner(c, &combiner_)); }
+  explicit PoolRowsOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, layout_.Read(c)); }
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 0, 2, "rows"));
+    OP_REQUIRES_OK(ctx, CheckRank(ctx, 4, 2, "beside"));
     Bags bags;
-    OP_REQUIRES_OK(ctx, ReadBags(ctx, 1, combiner_, &bags));
+    OP_REQUIRES_OK(ctx, ReadBags(ctx, 1, layout_.combiner, &bags));
     const Tensor& rows = ctx->input(0);
+    const Tensor& beside = ctx->input(4);
     const int64_t dim = rows.dim_size(1);
+    const bool alone = layout_.features == 0;
+    const int64_t samples = alone ? bags.bags() : beside.dim_size(0);
+    const int64_t columns = alone ? 0 : beside.dim_size(1);
+    const int64_t row_floats = alone ? dim : columns + layout_.features * dim;
+    OP_REQUIRES(ctx, alone || bags.bags() == samples * layout_.features,
+                absl::InvalidArgumentError(internal::StrCat("HvdCtrPoolRows: beside has ", samples, " rows and there are ",
+                                                            layout_.features, " features, so ", samples * layout_.features,
+                                                            " bags are expected; received ", bags.bags())));
     Tensor* pooled = nullptr;
-    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({bags.bags(), dim}), &pooled));
+    OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({samples, row_floats}), &pooled));
+    float* out = MutableSpan<float>(pooled).data();
+    const float* from = ConstSpan<float>(beside).data();
+    for (int64_t i = 0; columns > 0 && i < samples; ++i) std::copy_n(from + i * columns, columns, out + i * row_floats);
     WorkerRunner runner(ctx);
     OP_REQUIRES_OK(ctx, ToTensorFlow(PoolRows(bags, ConstSpan<float>(rows).data(), rows.dim_size(0), static_cast<int32_t>(dim),
-                                              MutableSpan<float>(pooled).data(), dim, &runner)));
+                                              out + columns, layout_.places(samples, row_floats, dim), &runner)));
   }
 
  private:
-  Combiner combiner_ = Combiner::kSum;
+  Layout layout_;
 };
 
 class PoolRowsGradOp final : public OpKernel {
  public:
-  explicit PoolRowsGradOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, ReadCombiner(c, &combiner_)); }
+  explicit PoolRowsGradOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, layout_.Read(c)); }
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 0, 2, "d_pooled"));
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 1, 2, "rows"));
     Bags bags;
-    OP_REQUIRES_OK(ctx, ReadBags(ctx, 2, combiner_, &bags));
+    OP_REQUIRES_OK(ctx, ReadBags(ctx, 2, layout_.combiner, &bags));
     const Tensor& d_pooled = ctx->input(0);
     const Tensor& rows = ctx->input(1);
     const int64_t unique = rows.dim_size(0);
     const int64_t dim = rows.dim_size(1);
-    OP_REQUIRES(
-        ctx, d_pooled.shape() == TensorShape({bags.bags(), dim}),
-        absl::InvalidArgumentError(internal::StrCat("HvdCtrPoolRowsGrad: d_pooled has shape ", d_pooled.shape().DebugString(),
-                                                    ", expected [", bags.bags(), ",", dim, "]")));
+    const int64_t per_sample = std::max<int64_t>(1, layout_.features);
+    const int64_t samples = d_pooled.dim_size(0);
+    const int64_t row_floats = d_pooled.dim_size(1);
+    const bool fits = layout_.features == 0 ? row_floats == dim : row_floats >= per_sample * dim;
+    OP_REQUIRES(ctx, fits && samples * per_sample == bags.bags(),
+                absl::InvalidArgumentError(internal::StrCat("HvdCtrPoolRowsGrad: d_pooled has shape ",
+                                                            d_pooled.shape().DebugString(), ", expected ", bags.bags(),
+                                                            " bags of ", dim, " floats, ", per_sample, " to a row")));
     Tensor* d_rows = nullptr;
     Tensor* d_weights = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, rows.shape(), &d_rows));
     OP_REQUIRES_OK(ctx, ctx->allocate_output(1, ctx->input(4).shape(), &d_weights));
-    const float* d_out = ConstSpan<float>(d_pooled).data();
+    const float* d_out = ConstSpan<float>(d_pooled).data() + row_floats - per_sample * dim;
+    const BagPlaces places = layout_.places(samples, row_floats, dim);
     const int32_t columns = static_cast<int32_t>(dim);
     WorkerRunner runner(ctx);
     OP_REQUIRES_OK(ctx,
-                   ToTensorFlow(PoolRowsGrad(bags, d_out, dim, unique, columns, MutableSpan<float>(d_rows).data(), &runner)));
+                   ToTensorFlow(PoolRowsGrad(bags, d_out, places, unique, columns, MutableSpan<float>(d_rows).data(), &runner)));
     if (bags.weights.empty()) return;
-    OP_REQUIRES_OK(ctx, ToTensorFlow(PoolRowsWeightGrad(bags, ConstSpan<float>(rows).data(), d_out, dim, unique, columns,
+    OP_REQUIRES_OK(ctx, ToTensorFlow(PoolRowsWeightGrad(bags, ConstSpan<float>(rows).data(), d_out, places, unique, columns,
                                                         MutableSpan<float>(d_weights).data(), &runner)));
   }
 
  private:
-  Combiner combiner_ = Combiner::kSum;
+  Layout layout_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdCtrPoolRows").Device(tensorflow::DEVICE_CPU), PoolRowsOp);
