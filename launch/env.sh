@@ -21,8 +21,6 @@ fi
 
 # A rank that waits gives its core away instead of spinning. The most effective setting where ranks share cores with TensorFlow.
 export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
-# Milliseconds between Horovod's rounds. A training step is a chain of exchanges, and each waits for a round.
-export HOROVOD_CYCLE_TIME="${HOROVOD_CYCLE_TIME:-0.1}"
 # Keeps one grouped allreduce one group: its members are never fused with tensors of another step.
 export HOROVOD_DISABLE_GROUP_FUSION="${HOROVOD_DISABLE_GROUP_FUSION:-1}"
 # Ranks that wait for a live rank that does not come to an exchange: a warning after 30 s, the end of the job after 60 s. A rank that

@@ -24,8 +24,8 @@ for argument in "$@"; do
 done
 if ((!chosen)); then arguments=(tests/parallel "$@"); fi
 
-# Ranks that share cores: a clock of 0.1 ms for the exchanges would leave little of them for the tests.
-if ((ranks > $(nproc))); then export HOROVOD_CYCLE_TIME=1; fi
+# Ranks that share cores and use Horovod: rounds of 0.1 ms would leave little of them for the tests.
+if ((ranks > $(nproc))) && [[ ${HVD_CTR_TRANSPORT:-} == horovod ]]; then export HOROVOD_CYCLE_TIME=1; fi
 
 # The shell gives every rank its file and notes its process id, then becomes that process.
 in_rank='rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}; echo $$ >"$1/pid.$rank"; exec >"$1/rank.$rank" 2>&1; shift; exec "$@"'

@@ -82,6 +82,10 @@ stage_parallel() {
     echo "--- on $ranks rank(s)"
     "$root/launch/run_parallel_tests.sh" "$ranks" || failed=1
   done
+  # Ranks of one host meet in shared memory; those of several hosts use Horovod.
+  echo "--- on 2 ranks over Horovod"
+  HVD_CTR_TRANSPORT=horovod "$root/launch/run_parallel_tests.sh" 2 tests/parallel/test_{comm,equivalence,exchange,lookup_and_update,pipeline}.py ||
+    failed=1
   return "$failed"
 }
 

@@ -10,7 +10,6 @@ from tests.launch.sandbox import ROOT, Sandbox, run_here
 
 TUNED = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    "HOROVOD_CYCLE_TIME": "0.1",
     "HOROVOD_DISABLE_GROUP_FUSION": "1",
     "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
     "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",

@@ -53,7 +53,7 @@ def test_steps_without_an_event_succeed() -> None:
     """Also: the start line appears once, and every rank knows its place."""
     result = _run("if number == 0: print('rank', comm.rank, 'of', comm.size, 'local', comm.local_rank)")
     assert result.exit_code == 0, result.report()
-    assert "2 rank(s) on 1 host(s), 2 on this host; Horovod over MPI" in result.outputs[0]
+    assert "2 rank(s) on 1 host(s), 2 on this host; shared memory" in result.outputs[0]
     assert "rank(s) on" not in result.outputs[1]
     for rank, output in enumerate(result.outputs):
         assert f"rank {rank} of 2 local {rank}" in output
@@ -100,16 +100,28 @@ def test_rank_that_leaves_early() -> None:
     assert "another rank ended first" in result.outputs[0], result.report()
 
 
-def test_collective_on_one_rank_only() -> None:
-    """The classical 'if rank == 0: evaluate()': within the stall limit the job ends and Horovod names the lonely
-    call.
-    """
-    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+@pytest.mark.parametrize(
+    "transport, hint",
+    [("horovod", "Missing ranks"), ("shared_memory", "rank 0 waited 2 s for rank 1 in collective")],
+)
+def test_collective_on_one_rank_only(transport: str, hint: str) -> None:
+    """The classical 'if rank == 0: evaluate()': within the stall limit the job ends and the lonely call is named."""
+    limits = {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "1",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "2",
+        "HVD_CTR_TRANSPORT": transport,
+    }
     event = "if comm.rank == 0 and number == 5: comm.allreduce_sum([tf.ones([])], 'evaluate_on_rank_0')"
     result = _run(event, environment=limits)
     _check_ended(result)
-    assert "evaluate_on_rank_0" in result.outputs[0], result.report()
-    assert "Missing ranks" in result.outputs[0], result.report()
+    assert "evaluate_on_rank_0" in result.all_output(), result.report()
+    assert hint in result.all_output(), result.report()
+
+
+def test_transport_that_is_none() -> None:
+    result = _run("pass", environment={"HVD_CTR_TRANSPORT": "pigeons"})
+    _check_ended(result)
+    assert "must be one of auto, horovod, shared_memory, got 'pigeons'" in result.all_output(), result.report()
 
 
 def test_time_limit_kills_every_process(tmp_path: Path) -> None:

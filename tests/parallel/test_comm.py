@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 import time
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ctr.comm import Comm
+from hvd_ctr.comm import Comm, HorovodComm
 
 
 def _exchange_plan(comm: Comm, seed: int, largest: int) -> np.ndarray:
@@ -246,3 +248,28 @@ def test_ranks_and_sizes(comm: Comm) -> None:
     assert [item[0] for item in everyone] == list(range(comm.size))
     assert {tuple(item[1:2] + item[3:]) for item in everyone} == {(comm.size, comm.local_size, comm.hosts)}
     assert comm.local_size * comm.hosts >= comm.size
+
+
+def test_transport_is_the_one_asked_for(comm: Comm) -> None:
+    """launch/test.sh runs this file over both."""
+    if isinstance(comm, HorovodComm):
+        horovod = os.environ.get("HVD_CTR_TRANSPORT") == "horovod"
+        assert comm.transport.name.startswith("Horovod over" if horovod else "shared memory")
+
+
+def test_dtypes_that_shared_memory_does_not_sum_are_summed(comm: Comm) -> None:
+    (total,) = comm.allreduce_sum([tf.fill([3], tf.constant(comm.rank + 1, tf.float16))], "halves")
+    np.testing.assert_array_equal(total, np.full(3, sum(range(1, comm.size + 1)), np.float16))
+
+
+def test_large_sums_are_the_same_bits_on_all_ranks(comm: Comm) -> None:
+    """More than 1 MB: with more than two ranks each sums a part."""
+    generator = np.random.default_rng(comm.rank)
+    mine = [generator.normal(size=shape).astype(np.float32) for shape in ((300_000,), (1, 7), (1000, 33))]
+    sums = comm.allreduce_sum([tf.constant(value) for value in mine], "large_sums")
+    everyone = [np.random.default_rng(rank) for rank in range(comm.size)]
+    for total, value in zip(sums, mine, strict=True):
+        exact = np.sum([g.normal(size=value.shape).astype(np.float32) for g in everyone], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(total, exact, rtol=1e-5, atol=1e-5)
+    digests = comm.allgather_object([hashlib.sha256(total.numpy().tobytes()).hexdigest() for total in sums])
+    assert all(digest == digests[0] for digest in digests)

@@ -141,14 +141,22 @@ def test_a_full_disk_on_one_rank_is_one_error_on_all_and_rows_can_be_saved(comm:
         with pytest.raises(tf.errors.ResourceExhaustedError, match="on rank 0: cannot write .*rank0of.*File too large"):
             for steps in range(3, 100):
                 _train(comm, model, steps, 1)
-        assert len(set(comm.allgather_object(steps))) == 1
-        # A second model without limits, on the same batches: what the first one has of it is the same.
-        reference_model, reference_layer = _model(HostConfig())
-        _train(comm, reference_model, 0, steps)
-        assert _bits(comm, model, layer) == _bits(comm, reference_model, reference_layer)
+        saved = {
+            table: np.concatenate([chunk.rows for chunk in layer.sharded.export_rows(table)])
+            for table in layer.sharded.table_names
+        }
     finally:
+        # The memory that the ranks share is a file as well, to the limit.
         resource.setrlimit(resource.RLIMIT_FSIZE, kept)
         signal.signal(signal.SIGXFSZ, handler)
+    assert len(set(comm.allgather_object(steps))) == 1
+    # A second model without limits, on the same batches: what the first one has of it is the same.
+    reference_model, reference_layer = _model(HostConfig())
+    _train(comm, reference_model, 0, steps)
+    assert _bits(comm, model, layer) == _bits(comm, reference_model, reference_layer)
+    for table, rows in saved.items():
+        again = np.concatenate([chunk.rows for chunk in layer.sharded.export_rows(table)])
+        np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(again, axis=0))
 
 
 def test_files_are_named_by_layer_and_rank_and_removed(comm: Comm, folder: Path) -> None:

@@ -21,8 +21,9 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "launcher": set(),
     "collective_inputs": set(),
     "traffic": set(),
-    "comm": {"config", "launcher", "collective_inputs", "traffic"},
     "ops": {"config"},
+    "transports": {"ops"},
+    "comm": {"config", "launcher", "collective_inputs", "traffic", "transports"},
     "data": {"config", "ops"},
     "embedding": {"config", "collective_inputs", "comm", "ops"},
     "layers": {"config", "comm", "ops", "embedding"},
@@ -36,6 +37,7 @@ PYTHON_TOP = {"__init__", "__main__", "cli", "bench"}
 # each other only where the level says so: its members then are one part in several files, or plain vocabulary.
 CORE_LEVELS: list[tuple[set[str], bool]] = [
     ({"status", "types", "options", "row_math", "hash", "aligned_block", "chunked_array"}, True),
+    ({"shared_segment", "shared_group", "shared_collectives"}, True),
     (
         {
             "host_store",

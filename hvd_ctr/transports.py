@@ -1,0 +1,138 @@
+"""How collectives travel: over Horovod, or, between the ranks of one host, over shared memory.
+
+Both move the same bits under the same names, and both end a rank that waits for one that does not come. Horovod's
+threads agree on every collective in rounds, and those that wait take a part of the cores that the training step needs;
+shared memory needs neither rounds nor threads that spin.
+
+The methods work on graph tensors only. Their inputs must not be constants (`collective_inputs.opaque_zeros`).
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_ctr.ops import shared_memory_ops
+
+#: auto: shared memory where all ranks are on one host and it works, else Horovod.
+TRANSPORTS = ("auto", "horovod", "shared_memory")
+TRANSPORT_VARIABLE = "HVD_CTR_TRANSPORT"
+
+_SUMMED = (tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+def wanted() -> str:
+    """The transport that the environment asks for.
+
+    Raises:
+        ValueError: HVD_CTR_TRANSPORT is none of TRANSPORTS.
+    """
+    name = os.environ.get(TRANSPORT_VARIABLE, "auto")
+    if name not in TRANSPORTS:
+        raise ValueError(f"{TRANSPORT_VARIABLE} must be one of {', '.join(TRANSPORTS)}, got {name!r}")
+    return name
+
+
+class Transport(abc.ABC):
+    """The collectives that training needs, as operations of a graph."""
+
+    #: For the line that rank 0 logs at the start.
+    name: str
+
+    @abc.abstractmethod
+    def alltoall(self, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """`splits[p]` consecutive rows to every rank p; returns received rows and their splits (W) int32."""
+
+    @abc.abstractmethod
+    def allgather(self, rows: tf.Tensor, name: str) -> tf.Tensor:
+        """The rows of all ranks."""
+
+    @abc.abstractmethod
+    def allreduce(self, group: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        """Sums tensors of one dtype over the ranks."""
+
+    @abc.abstractmethod
+    def broadcast(self, value: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        """The bits of the tensor of rank `root`, which all ranks pass in the same shape."""
+
+
+class HorovodTransport(Transport):
+    """Over Horovod, MPI or Gloo. `hvd`: the initialised module horovod.tensorflow."""
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+        self.name = f"Horovod over {'MPI' if hvd.mpi_enabled() else 'Gloo'}"
+
+    def alltoall(self, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        received: tuple[tf.Tensor, tf.Tensor] = self._hvd.alltoall(
+            rows, splits=splits, name=name, ignore_name_scope=True
+        )
+        return received
+
+    def allgather(self, rows: tf.Tensor, name: str) -> tf.Tensor:
+        return self._hvd.allgather(rows, name=name, ignore_name_scope=True)
+
+    def allreduce(self, group: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        return list(self._hvd.grouped_allreduce(list(group), op=self._hvd.Sum, name=name, ignore_name_scope=True))
+
+    def broadcast(self, value: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        if value.dtype == tf.bool or value.dtype.size == 1:
+            return self._hvd.broadcast(value, root, name=name, ignore_name_scope=True)
+        # As bytes: Horovod knows no bfloat16 and no unsigned integers (the seeds of Keras are uint32 in some versions).
+        received = self._hvd.broadcast(tf.bitcast(value, tf.uint8), root, name=name, ignore_name_scope=True)
+        return tf.bitcast(tf.ensure_shape(received, [*value.shape, value.dtype.size]), value.dtype)
+
+
+class SharedMemoryTransport(Transport):
+    """Over memory that the ranks of this host share. Sums of dtypes it does not know go to `other`."""
+
+    name = "shared memory"
+
+    def __init__(self, rank: int, other: Transport) -> None:
+        """`rank`: of this process; `connect` has succeeded on all ranks."""
+        self._rank = rank
+        self._other = other
+
+    def alltoall(self, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        return shared_memory_ops.alltoall(rows, splits, name)
+
+    def allgather(self, rows: tf.Tensor, name: str) -> tf.Tensor:
+        return shared_memory_ops.allgather(rows, name)
+
+    def allreduce(self, group: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
+        if group[0].dtype not in _SUMMED:
+            return self._other.allreduce(group, name)
+        return shared_memory_ops.allreduce(group, name)
+
+    def broadcast(self, value: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        # Everybody gathers what the root alone brings.
+        rows = tf.reshape(value, [-1])[: None if self._rank == root else 0]
+        return tf.reshape(shared_memory_ops.allgather(rows, name), tf.shape(value))
+
+
+def connect(rank: int, size: int, environment: dict[str, str], allgather_object: Callable[[Any], list[Any]]) -> str:
+    """Sets up the shared memory between all ranks. Collective, over `allgather_object`.
+
+    Returns:
+        An empty string, or, the same on all ranks, why it is not possible.
+    """
+    try:
+        mine: Any = shared_memory_ops.create(
+            rank,
+            size,
+            float(environment["HOROVOD_STALL_CHECK_TIME_SECONDS"]),
+            float(environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]),
+        )
+    except (tf.errors.OpError, ImportError) as error:
+        mine = f"rank {rank}: {getattr(error, 'message', None) or error}"
+    # As text: JSON's numbers would do, but not those of every reader.
+    addresses = allgather_object(mine)
+    failures = [address for address in addresses if isinstance(address, str)]
+    if not failures:
+        reason = shared_memory_ops.connect(addresses)
+        failures = [text for text in allgather_object(f"rank {rank}: {reason}" if reason else "") if text]
+    return failures[0] if failures else ""
