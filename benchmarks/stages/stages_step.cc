@@ -44,6 +44,9 @@ class Touched final : public DeviceBackend {
   Status StoreRecords(Span<const Slot> slots, const float* records, TaskRunner* runner) override {
     return inner_->StoreRecords(slots, records, runner);
   }
+  Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init, TaskRunner* runner) override {
+    return inner_->StoreFirstRecords(slots, keys, init, runner);
+  }
   Status FetchRecords(Span<const Slot> slots, float* records, TaskRunner* runner) const override {
     return inner_->FetchRecords(slots, records, runner);
   }
