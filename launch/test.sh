@@ -4,7 +4,7 @@
 #   ./launch/test.sh                        everything
 #   ./launch/test.sh cpp unit               two stages
 #
-#   format      clang-format on tf_ops and tests/cpp            ruff       lint and format of the Python files
+#   format      clang-format on all C++ files                   ruff       lint and format of the Python files
 #   mypy        types of hvd_ctr                                cpp        GoogleTest with AddressSanitizer and UBSan
 #   tsan        GoogleTest with ThreadSanitizer                 unit       pytest tests/unit
 #   launch      pytest tests/launch (scripts, several ranks)    parallel   pytest tests/parallel on 1, 2 and 4 ranks
@@ -33,9 +33,10 @@ done
 # The files that git has or would take: build folders stay out. Outside a git checkout, all files.
 cpp_files() {
   if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
-    git ls-files --cached --others --exclude-standard -- 'tf_ops/*.h' 'tf_ops/*.cc' 'tf_ops/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cc'
+    git ls-files --cached --others --exclude-standard -- 'tf_ops/*.h' 'tf_ops/*.cc' 'tf_ops/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cc' \
+      'benchmarks/*.h' 'benchmarks/*.cc'
   else
-    find tf_ops tests/cpp -name '*.h' -o -name '*.cc' -o -name '*.cu'
+    find tf_ops tests/cpp benchmarks -name '*.h' -o -name '*.cc' -o -name '*.cu'
   fi | sort -u | while IFS= read -r file; do [[ ! -f $file ]] || echo "$file"; done
 }
 

@@ -7,7 +7,9 @@ be loaded in order to ask it, and loading it by other means hides its ops from t
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import logging
 import mmap
 import os
 import re
@@ -18,10 +20,15 @@ import tensorflow as tf
 
 #: Environment variable with the path of a library to load instead of the one beside this file.
 LIBRARY_VARIABLE = "HVD_CTR_LIBRARY"
+#: Environment variable that forces a level of vector instructions, one of SIMD_LEVELS; unset: the best there is.
+SIMD_VARIABLE = "HVD_CTR_SIMD"
+#: In ascending order; as in tf_ops/core/simd_level.h.
+SIMD_LEVELS = ("baseline", "avx2", "avx512")
 _FILE_NAME = "libhvd_ctr_ops.so"
 #: hvd_ctr_build_marker in tf_ops/glue/library_version.cc.
 _MARKER = re.compile(rb"hvd_ctr_built_for_tensorflow=([0-9][0-9A-Za-z.+-]*)\x00")
 _REBUILD = "rebuild with ./launch/setup.sh"
+_log = logging.getLogger(__name__)
 
 
 def library_path() -> Path:
@@ -71,4 +78,52 @@ def ops() -> Any:
     Raises:
         ImportError: see `load`.
     """
-    return load(library_path())
+    module = load(library_path())
+    if warning := _text("hvd_ctr_simd_warning"):
+        _log.warning("%s", warning)
+    return module
+
+
+@functools.cache
+def _symbols() -> ctypes.CDLL:
+    # The same file as tf.load_op_library has loaded, so this is the same library in memory.
+    return ctypes.CDLL(str(library_path()))
+
+
+def _text(symbol: str) -> str:
+    function = getattr(_symbols(), symbol)
+    function.restype = ctypes.c_char_p
+    return str(function().decode())
+
+
+def simd_level() -> str:
+    """The level of vector instructions in use, one of SIMD_LEVELS. It changes speed and no bit of a result.
+
+    Raises:
+        ImportError: see `load`.
+    """
+    ops()
+    return _text("hvd_ctr_simd_level")
+
+
+def best_simd_level() -> str:
+    """The highest level that this processor has.
+
+    Raises:
+        ImportError: see `load`.
+    """
+    ops()
+    return _text("hvd_ctr_best_simd_level")
+
+
+def force_simd_level(level: str) -> None:
+    """For tests: uses a level from now on in this process. No op of the library may be running.
+
+    Raises:
+        ValueError: not one of SIMD_LEVELS, or more than this processor has.
+        ImportError: see `load`.
+    """
+    available = SIMD_LEVELS[: SIMD_LEVELS.index(best_simd_level()) + 1]
+    if level not in available:
+        raise ValueError(f"SIMD level: received {level!r}; this processor has {', '.join(available)}")
+    _symbols().hvd_ctr_force_simd_level(ctypes.c_int(SIMD_LEVELS.index(level)))

@@ -183,6 +183,34 @@ TEST_P(BackendConformance, StoreSkipsNoSlotAndFetchAnswersItWithZeros) {
   EXPECT_TRUE(SameBits(back, expected));
 }
 
+TEST_P(BackendConformance, FirstRecordsAreInitialRowAndState) {
+  const InitializerOptions normal{InitializerKind::kNormal, 0.2f}, uniform{InitializerKind::kUniform, 0.1f};
+  RowOptimizerOptions row_wise;
+  row_wise.kind = OptimizerKind::kRowWiseAdagrad;
+  for (const int32_t dim : TestDims()) {
+    Fill(90, dim, dim + 2, 13);
+    const std::vector<RowInit> tables = {MakeRowInit(normal, row_wise, 5, 100, dim),
+                                         MakeRowInit(uniform, RowOptimizerOptions(), 5, 101, dim)};
+    std::vector<Slot> slots = RandomSlots(90, 70, 4);
+    slots[3] = slots[69] = kNoSlot;
+    std::vector<Key> keys;
+    for (int64_t i = 0; i < 70; ++i) keys.push_back({i % 3 == 0 ? INT64_MAX - i : i, static_cast<int32_t>(i % 2)});
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i] == kNoSlot) continue;
+      float* record = records_.data() + slots[i] * floats_;
+      std::fill(record, record + floats_, 0.0f);
+      const bool first = keys[i].table == 0;
+      InitialRow(first ? normal : uniform, 5, first ? 100 : 101, keys[i].id, dim, record);
+      InitialState(first ? row_wise : RowOptimizerOptions(), dim, record + dim);
+    }
+    for (const int threads : {1, 3}) {
+      ThreadRunner runner(threads);
+      ASSERT_TRUE(backend_->StoreFirstRecords(slots, keys, {tables, dim, floats_}, &runner).ok());
+      EXPECT_TRUE(SameBits(FetchAll(), records_)) << "dim " << dim << " threads " << threads;
+    }
+  }
+}
+
 TEST_P(BackendConformance, EmptyCallsDoNothing) {
   Fill(4, 3, 1, 5);
   const std::vector<RowOptimizerOptions> optimizers(1, RowOptimizerOptions());

@@ -10,6 +10,13 @@
 #include "tf_ops/core/slot_directory.h"
 
 namespace hvd_ctr {
+
+class RequestMergeTestPeer {
+ public:
+  static void SetBase(RequestMerge* merge, uint32_t base) { merge->base_ = base; }
+  static uint32_t base(const RequestMerge& merge) { return merge.base_; }
+};
+
 namespace {
 
 Status MergeInto(RequestMerge* merge, const std::vector<int64_t>& ids, const std::vector<int32_t>& tables, MergedKeys* merged) {
@@ -133,6 +140,23 @@ TEST(RequestMergeTest, LargestIdIsAKeyLikeAnyOther) {
   ASSERT_TRUE(MergeInto(&merge, ids, {0, 0, 0, 1}, &merged).ok());
   EXPECT_EQ(merged.inverse, (std::vector<int32_t>{0, 0, 1, 2}));
   EXPECT_EQ(merged.unique, (std::vector<int64_t>{2, 1}));
+}
+
+TEST(RequestMergeTest, NumbersGoOverTheirWrap) {
+  RequestMerge merge(1, 0, 1);
+  MergedKeys merged;
+  const std::vector<int32_t> tables(4, 0);
+  const std::vector<int64_t> first = {4, 7, 9, 4}, second = {9, 5, 5, 4};
+  ASSERT_TRUE(MergeInto(&merge, first, tables, &merged).ok());
+  EXPECT_EQ(RequestMergeTestPeer::base(merge), 3u);
+  RequestMergeTestPeer::SetBase(&merge, std::numeric_limits<uint32_t>::max() - 4);
+  ASSERT_TRUE(MergeInto(&merge, second, tables, &merged).ok());  // The last numbers there are.
+  EXPECT_EQ(Ids(merged), (std::vector<int64_t>{9, 5, 4}));
+  EXPECT_EQ(merged.inverse, (std::vector<int32_t>{0, 1, 1, 2}));
+  ASSERT_TRUE(MergeInto(&merge, first, tables, &merged).ok());  // None are left: they start anew.
+  EXPECT_EQ(Ids(merged), (std::vector<int64_t>{4, 7, 9}));
+  EXPECT_EQ(merged.inverse, (std::vector<int32_t>{0, 1, 2, 0}));
+  EXPECT_EQ(RequestMergeTestPeer::base(merge), 3u);
 }
 
 }  // namespace

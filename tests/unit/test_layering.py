@@ -36,7 +36,20 @@ PYTHON_TOP = {"__init__", "__main__", "cli", "bench"}
 # --- C++: the stems of tf_ops/core, lowest level first. A file may include the levels below it. Files of one level know
 # each other only where the level says so: its members then are one part in several files, or plain vocabulary.
 CORE_LEVELS: list[tuple[set[str], bool]] = [
-    ({"status", "types", "options", "row_math", "hash", "aligned_block", "chunked_array"}, True),
+    (
+        {
+            "status",
+            "types",
+            "options",
+            "row_math",
+            "hash",
+            "key_hashes",
+            "aligned_block",
+            "chunked_array",
+            "simd_level",
+        },
+        True,
+    ),
     ({"shared_segment", "shared_group", "shared_collectives"}, True),
     (
         {

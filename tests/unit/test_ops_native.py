@@ -103,3 +103,22 @@ def test_every_op_has_a_gradient_decision():
     for name in sorted(name for name in names if not name.endswith("EagerFallback")):
         gradient = gradient_registry.lookup(name)  # LookupError where none is registered.
         assert (gradient is not None) == (name == "HvdCtrPoolRows"), name
+
+
+@pytest.mark.parametrize(
+    ("wish", "level", "warning"),
+    [("baseline", "baseline", ""), ("AVX512", native.best_simd_level(), "allowed are baseline, avx2, avx512")],
+)
+def test_environment_variable_forces_the_simd_level(wish, level, warning):
+    code = "import logging; logging.basicConfig(format='%(message)s')\n"
+    code += "from hvd_ctr.ops import native; print(native.simd_level())"
+    environment = {**os.environ, native.SIMD_VARIABLE: wish}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [level]
+    assert (f"HVD_CTR_SIMD is '{wish}'" in done.stderr) == bool(warning)
+    assert warning in done.stderr
+
+
+def test_a_level_that_is_not_there_cannot_be_forced():
+    with pytest.raises(ValueError, match="received 'avx1024'; this processor has baseline"):
+        native.force_simd_level("avx1024")

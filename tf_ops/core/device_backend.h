@@ -8,12 +8,21 @@
 #define HVD_CTR_CORE_DEVICE_BACKEND_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "tf_ops/core/options.h"
+#include "tf_ops/core/row_math.h"
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"
 
 namespace hvd_ctr {
+
+/// What first records are made of.
+struct RecordInit {
+  Span<const RowInit> tables;  ///< (T)
+  int32_t dim = 0;
+  int64_t record_floats = 0;
+};
 
 class DeviceBackend {
  public:
@@ -25,6 +34,16 @@ class DeviceBackend {
 
   /// Loads n records from host memory: records (n, record_floats) -> slots (n). Slots must be distinct.
   virtual Status StoreRecords(Span<const Slot> slots, const float* records, TaskRunner* runner) = 0;
+  /// Stores the first record of each key (InitialRecordOf): keys (n) -> slots (n), distinct; kNoSlot is skipped. A backend does
+  /// it where the records are; this makes them in host memory and stores them from there.
+  virtual Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init, TaskRunner* runner) {
+    std::vector<float> records(static_cast<size_t>(keys.size() * init.record_floats));
+    for (int64_t i = 0; i < keys.size(); ++i) {
+      InitialRecordOf(init.tables[keys[i].table], keys[i].id, init.dim, init.record_floats,
+                      records.data() + i * init.record_floats);
+    }
+    return StoreRecords(slots, records.data(), runner);
+  }
   /// Reads n records back: slots (n) -> records (n, record_floats).
   virtual Status FetchRecords(Span<const Slot> slots, float* records, TaskRunner* runner) const = 0;
   /// rows (R, D): rows[i] = row at slots[i]; kNoSlot gives zeros.

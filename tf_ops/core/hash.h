@@ -23,7 +23,7 @@ constexpr uint64_t kInitialValueSalt = 0xd6e8feb86659fd93ULL;
 constexpr uint64_t kHashIdsSalt = 0xa0761d6478bd642fULL;
 
 /// SplitMix64's finaliser (Steele, Lea, Flood, OOPSLA 2014): a bijection of 64-bit values.
-HVD_CTR_HD inline uint64_t Mix64(uint64_t x) {
+HVD_CTR_HD inline __attribute__((always_inline)) uint64_t Mix64(uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;

@@ -4,21 +4,26 @@
 #include <limits>
 
 #include "tf_ops/core/hash.h"
+#include "tf_ops/core/simd_level.h"
 
 namespace hvd_ctr {
 namespace {
 
-// Ids per block: long enough for the prefetches of a block's slots to arrive, short enough for its scratch to stay in L1.
+// Ids per block: its scratch stays in L1.
 constexpr int64_t kBlockIds = 64;
 constexpr int64_t kMinSlots = 1024;
 constexpr int64_t kMaxIds = std::numeric_limits<int32_t>::max();
 
+// Columns copied at a time: a cache line of ids.
+constexpr int64_t kPanelColumns = 8;
+
 // Ids of one block that are neither padding nor invalid.
 struct IdBlock {
-  int64_t ids[kBlockIds];
-  uint64_t slots[kBlockIds];
+  const int64_t* ids;  // The column itself where nothing was dropped, else `kept`.
+  int64_t size;
+  int64_t kept[kBlockIds];
   int32_t positions[kBlockIds];  // Within the block.
-  int64_t size = 0;
+  uint64_t slots[kBlockIds];
 };
 
 // What LoadBlock has dropped.
@@ -27,37 +32,83 @@ struct Dropped {
   int64_t first_invalid = 0;
 };
 
+// What makes an id of a column valid. `limit` is the first one that is too large, as unsigned: negative ids exceed it as well.
+struct Validity {
+  bool padded;
+  int64_t padding_id;
+  uint64_t limit;
+};
+
+// Whether none of the ids is dropped.
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY bool AllValidBody(const int64_t* ids, int64_t n, const Validity& validity) {
+  const Validity valid = validity;
+  uint64_t dropped = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    dropped |= static_cast<uint64_t>(static_cast<uint64_t>(ids[i]) >= valid.limit) |
+               static_cast<uint64_t>(valid.padded & (ids[i] == valid.padding_id));
+  }
+  return dropped == 0;
+}
+HVD_CTR_SIMD_KERNEL(bool, AllValid, (const int64_t* ids, int64_t n, const Validity& validity), (ids, n, validity))
+
+// Two multiplies, cheaper than Mix64. One would not do: ids in equal steps (a usual thing) would for some steps fall into one run
+// of slots. The result of Run does not depend on it.
+HVD_CTR_SIMD_BODY uint64_t SlotOf(int64_t id, int shift) {
+  uint64_t x = static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ULL;
+  x ^= x >> 32;
+  return (x * 0xbf58476d1ce4e5b9ULL) >> shift;
+}
+
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void HashBlockBody(const int64_t* ids, int64_t n, int shift, uint64_t* slots) {
+  for (int64_t i = 0; i < n; ++i) slots[i] = SlotOf(ids[i], shift);
+}
+HVD_CTR_SIMD_KERNEL(void, HashBlock, (const int64_t* ids, int64_t n, int shift, uint64_t* slots), (ids, n, shift, slots))
+
 // Reads n ids, writes kNoVirtualId for the dropped ones and keeps the others. Keeping is branch-free: features padded at random
-// would otherwise pay a misprediction per id. `limit` is the first id that is too large, as unsigned: negative ids exceed it as
-// well.
-template <bool kPadded, bool kHashed>
-void LoadBlock(const IdColumn& column, int64_t begin, int64_t n, int64_t rows, uint64_t limit, IdBlock* block, Dropped* dropped) {
-  const int64_t stride = column.stride;
-  const int64_t* ids = column.ids + begin * stride;
-  int32_t* virtual_ids = column.virtual_ids + begin * stride;
+// would otherwise pay a misprediction per id.
+template <bool kHashed>
+void KeepValid(const int64_t* ids, int64_t n, const Validity& valid, int64_t rows, int32_t* virtual_ids, IdBlock* block,
+               Dropped* dropped) {
   int64_t size = 0;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t raw = ids[i * stride];
-    const bool padding = kPadded && raw == column.padding_id;
+    const int64_t raw = ids[i];
+    const bool padding = valid.padded & (raw == valid.padding_id);
     const int64_t id = kHashed ? HashToRange(raw, rows) : raw;
-    const bool invalid = !kHashed && static_cast<uint64_t>(id) >= limit;
-    block->ids[size] = id;
+    const bool invalid = !kHashed && static_cast<uint64_t>(id) >= valid.limit;
+    block->kept[size] = id;
     block->positions[size] = static_cast<int32_t>(i);
     size += !(padding | invalid);
-    if (kPadded) virtual_ids[i * stride] = kNoVirtualId;
-    if (invalid && !padding) {
-      virtual_ids[i * stride] = kNoVirtualId;
-      if (dropped->invalid++ == 0) dropped->first_invalid = raw;
-    }
+    virtual_ids[i] = kNoVirtualId;
+    if (invalid && !padding && dropped->invalid++ == 0) dropped->first_invalid = raw;
   }
+  block->ids = block->kept;
   block->size = size;
 }
 
-using LoadBlockFn = void (*)(const IdColumn&, int64_t, int64_t, int64_t, uint64_t, IdBlock*, Dropped*);
+void LoadBlock(const int64_t* ids, int64_t n, const Validity& valid, const IdRule& rule, int32_t* virtual_ids, IdBlock* block,
+               Dropped* dropped) {
+  if (rule.hash_ids) return KeepValid<true>(ids, n, valid, rule.rows, virtual_ids, block, dropped);
+  if (!AllValid(ids, n, valid)) return KeepValid<false>(ids, n, valid, rule.rows, virtual_ids, block, dropped);
+  block->ids = ids;
+  block->size = n;
+}
 
-LoadBlockFn ChooseLoadBlock(const IdColumn& column, const IdRule& rule) {
-  if (rule.hash_ids) return column.has_padding ? LoadBlock<true, true> : LoadBlock<false, true>;
-  return column.has_padding ? LoadBlock<true, false> : LoadBlock<false, false>;
+// `width` columns of a row-major matrix -> one after the other, `pitch` apart. width is kPanelColumns nearly always.
+template <typename T>
+HVD_CTR_SIMD_BODY void ReadColumns(const T* from, int64_t rows, int64_t stride, int64_t width, T* to, int64_t pitch) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t k = 0; k < width; ++k) to[k * pitch + i] = from[i * stride + k];
+  }
+}
+
+// And back.
+template <typename T>
+HVD_CTR_SIMD_BODY void WriteColumns(const T* from, int64_t pitch, int64_t rows, int64_t width, T* to, int64_t stride) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t k = 0; k < width; ++k) to[i * stride + k] = from[k * pitch + i];
+  }
 }
 
 Status CheckInputs(Span<const IdColumn> columns, Span<const IdRule> rules) {
@@ -106,13 +157,7 @@ void Reset(int64_t tables, DedupeResult* result) {
 
 }  // namespace
 
-// Two multiplies, cheaper than Mix64. One would not do: ids in equal steps (a usual thing) would for some steps fall into one run
-// of slots. The result of Run does not depend on it.
-inline uint64_t IdDedupe::HomeSlot(int64_t id) const {
-  uint64_t x = static_cast<uint64_t>(id) * 0x9e3779b97f4a7c15ULL;
-  x ^= x >> 32;
-  return (x * 0xbf58476d1ce4e5b9ULL) >> shift_;
-}
+inline uint64_t IdDedupe::HomeSlot(int64_t id) const { return SlotOf(id, shift_); }
 
 void IdDedupe::NextEpoch() {
   if (++epoch_ == 0) {
@@ -160,7 +205,8 @@ inline int32_t IdDedupe::FindOrInsert(int64_t id, uint64_t slot) {
 
 // First the ids whose home slot holds them, without a branch on it (most of a skewed batch); then, in order, the rest.
 template <typename Block>
-void IdDedupe::ResolveBlock(const Block& block, int64_t stride, int32_t base, int32_t* virtual_ids) {
+void IdDedupe::ResolveBlock(const Block& block, int32_t base, int32_t* virtual_ids) {
+  const bool all = block.ids != block.kept;  // Then the i-th id is at position i.
   const Entry* const entries = entries_.data();
   int32_t* const counts = counts_.data();
   const uint32_t epoch = epoch_;
@@ -170,7 +216,7 @@ void IdDedupe::ResolveBlock(const Block& block, int64_t stride, int32_t base, in
     const Entry& entry = entries[block.slots[j]];
     const bool hit = (entry.id == block.ids[j]) & (entry.epoch == epoch);
     const int64_t index = entry.index;
-    virtual_ids[block.positions[j] * stride] = base + static_cast<int32_t>(index);
+    virtual_ids[all ? j : block.positions[j]] = base + static_cast<int32_t>(index);
     counts[(index + 1) & -static_cast<int64_t>(hit)] += 1;
     missed[misses] = static_cast<int32_t>(j);
     misses += !hit;
@@ -178,48 +224,96 @@ void IdDedupe::ResolveBlock(const Block& block, int64_t stride, int32_t base, in
   for (int64_t m = 0; m < misses; ++m) {
     const int32_t j = missed[m];
     const int32_t index = FindOrInsert(block.ids[j], block.slots[j]);
-    virtual_ids[block.positions[j] * stride] = base + index;
+    virtual_ids[all ? j : block.positions[j]] = base + index;
     ++counts[index + 1];
   }
 }
 
 void IdDedupe::RunColumn(const IdColumn& column, int32_t feature, const IdRule& rule, int32_t base, DedupeResult* result) {
-  const LoadBlockFn load = ChooseLoadBlock(column, rule);
   const uint64_t limit = rule.rows >= 0 ? static_cast<uint64_t>(rule.rows) : uint64_t{1} << 63;
+  const Validity valid{column.has_padding, column.padding_id, limit};
   IdBlock block;
   Dropped dropped;
   for (int64_t begin = 0; begin < column.count; begin += kBlockIds) {
     const int64_t n = std::min(kBlockIds, column.count - begin);
-    load(column, begin, n, rule.rows, limit, &block, &dropped);
+    int32_t* const virtual_ids = column.virtual_ids + begin;
+    LoadBlock(column.ids + begin, n, valid, rule, virtual_ids, &block, &dropped);
     const int64_t slots = static_cast<int64_t>(~uint64_t{0} >> shift_) + 1;
     if (2 * (unique_ + block.size) > slots) Rehash(2 * (unique_ + block.size));
-    for (int64_t j = 0; j < block.size; ++j) {
-      block.slots[j] = HomeSlot(block.ids[j]);
-      __builtin_prefetch(&entries_[block.slots[j]]);
-    }
-    ResolveBlock(block, column.stride, base, column.virtual_ids + begin * column.stride);
+    // No prefetch: the processor overlaps the look-ups of a block by itself, and the table is in its cache.
+    HashBlock(block.ids, block.size, shift_, block.slots);
+    ResolveBlock(block, base, virtual_ids);
   }
   if (dropped.invalid == 0) return;
   result->invalid_counts[column.table] += dropped.invalid;
   if (result->first_invalid.feature < 0) result->first_invalid = InvalidId{feature, dropped.first_invalid};
 }
 
-void IdDedupe::RunTable(Span<const IdColumn> columns, int32_t first_feature, const IdRule& rule, DedupeResult* result) {
+// The column with stride 1: itself, or its copy in the panel, which is filled when its first column is asked for. Columns are
+// asked for in ascending order.
+IdColumn IdDedupe::Contiguous(Span<const IdColumn> columns, int64_t c) {
+  IdColumn column = columns[c];
+  if (c >= panel_.end) {
+    panel_.begin = panel_.end = c;
+    if (column.stride == 1 || column.count == 0) return column;
+    const auto beside = [&](int64_t other) {
+      const IdColumn& next = columns[other];
+      return next.ids == column.ids + (other - c) && next.virtual_ids == column.virtual_ids + (other - c) &&
+             next.stride == column.stride && next.count == column.count;
+    };
+    const int64_t most = std::min(columns.size(), c + std::min(kPanelColumns, column.stride));
+    for (panel_.end = c + 1; panel_.end < most && beside(panel_.end);) ++panel_.end;
+    // Not a multiple of a page apart: as many lines of one cache set as there are columns would be in use.
+    panel_.pitch = column.count + kPanelColumns;
+    const auto size = static_cast<size_t>(panel_.pitch * (panel_.end - c));
+    if (panel_.ids.size() < size) {
+      panel_.ids.resize(size);
+      panel_.virtual_ids.resize(size);
+    }
+    const int64_t width = panel_.end - c;
+    int64_t* const ids = panel_.ids.data();
+    if (width == kPanelColumns) {
+      ReadColumns(column.ids, column.count, column.stride, kPanelColumns, ids, panel_.pitch);
+    } else {
+      ReadColumns(column.ids, column.count, column.stride, width, ids, panel_.pitch);
+    }
+  }
+  column.ids = panel_.ids.data() + (c - panel_.begin) * panel_.pitch;
+  column.virtual_ids = panel_.virtual_ids.data() + (c - panel_.begin) * panel_.pitch;
+  column.stride = 1;
+  return column;
+}
+
+// Once the last column of the panel is done.
+void IdDedupe::WritePanel(Span<const IdColumn> columns) {
+  const IdColumn& first = columns[panel_.begin];
+  const int64_t width = panel_.end - panel_.begin;
+  const int32_t* const virtual_ids = panel_.virtual_ids.data();
+  if (width == kPanelColumns) {
+    WriteColumns(virtual_ids, panel_.pitch, first.count, kPanelColumns, first.virtual_ids, first.stride);
+  } else {
+    WriteColumns(virtual_ids, panel_.pitch, first.count, width, first.virtual_ids, first.stride);
+  }
+}
+
+void IdDedupe::RunTable(Span<const IdColumn> columns, int64_t begin, int64_t end, const IdRule& rule, DedupeResult* result) {
   int64_t total = 0;
-  for (const IdColumn& column : columns) total += column.count;
-  if (total == 0) return;
-  const int32_t table = columns[0].table;
+  for (int64_t c = begin; c < end; ++c) total += columns[c].count;
+  const int32_t table = columns[begin].table;
   if (static_cast<int64_t>(keys_.size()) < total) {
     keys_.resize(static_cast<size_t>(total));
     counts_.resize(static_cast<size_t>(total) + 1);
   }
   unique_ = 0;
   // A quarter more than last time, so that batches of alike size do not rehash.
-  SetCapacity(std::min(total, unique_hints_[table] + unique_hints_[table] / 4));
+  if (total > 0) SetCapacity(std::min(total, unique_hints_[table] + unique_hints_[table] / 4));
   const int32_t base = static_cast<int32_t>(result->keys.size());
-  for (int64_t c = 0; c < columns.size(); ++c) {
-    RunColumn(columns[c], first_feature + static_cast<int32_t>(c), rule, base, result);
+  for (int64_t c = begin; c < end; ++c) {
+    const IdColumn column = Contiguous(columns, c);
+    RunColumn(column, static_cast<int32_t>(c), rule, base, result);
+    if (c + 1 == panel_.end) WritePanel(columns);
   }
+  if (total == 0) return;
   result->keys.insert(result->keys.end(), keys_.begin(), keys_.begin() + unique_);
   result->counts.insert(result->counts.end(), counts_.begin() + 1, counts_.begin() + 1 + unique_);
   unique_hints_[table] = unique_;
@@ -229,11 +323,12 @@ Status IdDedupe::Run(Span<const IdColumn> columns, Span<const IdRule> rules, Ded
   Reset(rules.size(), result);
   HVD_CTR_RETURN_IF_ERROR(CheckInputs(columns, rules));
   if (static_cast<int64_t>(unique_hints_.size()) < rules.size()) unique_hints_.resize(static_cast<size_t>(rules.size()), 0);
+  panel_.begin = panel_.end = 0;
   int64_t begin = 0;
   for (int64_t table = 0; table < rules.size(); ++table) {
     int64_t end = begin;
     while (end < columns.size() && columns[end].table == table) ++end;
-    if (end > begin) RunTable(columns.subspan(begin, end - begin), static_cast<int32_t>(begin), rules[table], result);
+    if (end > begin) RunTable(columns, begin, end, rules[table], result);
     result->table_offsets[table + 1] = static_cast<int64_t>(result->keys.size());
     begin = end;
   }

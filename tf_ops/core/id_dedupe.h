@@ -71,16 +71,29 @@ class IdDedupe {
     uint32_t epoch;
   };
 
-  void RunTable(Span<const IdColumn> columns, int32_t first_feature, const IdRule& rule, DedupeResult* result);
+  /// Columns that stand side by side, as in a row-major matrix, are copied to and from contiguous memory some at a time: read one
+  /// by one, each would read all cache lines of the matrix.
+  struct Panel {
+    int64_t begin = 0;  ///< First column; columns are numbered from the start of the batch.
+    int64_t end = 0;
+    int64_t pitch = 0;  ///< From one column to the next, in ids.
+    std::vector<int64_t> ids;
+    std::vector<int32_t> virtual_ids;
+  };
+
+  void RunTable(Span<const IdColumn> columns, int64_t begin, int64_t end, const IdRule& rule, DedupeResult* result);
+  IdColumn Contiguous(Span<const IdColumn> columns, int64_t column);
+  void WritePanel(Span<const IdColumn> columns);
   void RunColumn(const IdColumn& column, int32_t feature, const IdRule& rule, int32_t base, DedupeResult* result);
   template <typename Block>
-  void ResolveBlock(const Block& block, int64_t stride, int32_t base, int32_t* virtual_ids);
+  void ResolveBlock(const Block& block, int32_t base, int32_t* virtual_ids);
   int32_t FindOrInsert(int64_t id, uint64_t slot);
   void NextEpoch();
   void SetCapacity(int64_t unique);
   void Rehash(int64_t unique);
   uint64_t HomeSlot(int64_t id) const;
 
+  Panel panel_;
   std::vector<Entry> entries_;
   uint32_t epoch_ = 0;
   int shift_ = 63;             ///< 64 - log2(slots in use), a prefix of entries_.

@@ -40,6 +40,7 @@ int64_t ScratchBytes(const MixCacheOptions& options, const MemoryDemand& demand,
   const int64_t moved = std::max(demand.evictions, std::min(demand.unique, move_rows));
   bytes += Doubled(moved) * static_cast<int64_t>(sizeof(Key) + sizeof(Slot));
   bytes += demand.unique;                                                                             // found_
+  bytes += std::min(demand.unique, move_rows) * static_cast<int64_t>(sizeof(Slot));                   // part_slots_
   bytes += std::min(demand.unique, move_rows) * record_floats * static_cast<int64_t>(sizeof(float));  // staging_
   bytes += Resized(demand.unique) * options.dim * static_cast<int64_t>(sizeof(float));                // sums_
   if (demand.read > 0) {

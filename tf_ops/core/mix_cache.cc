@@ -24,9 +24,13 @@ MixCacheImpl::MixCacheImpl(const MixCacheOptions& options, std::unique_ptr<Devic
     optimizers_.push_back(table.optimizer);
     state_floats_.push_back(StateFloats(table.optimizer, options_.dim));
     largest_state = std::max(largest_state, state_floats_.back());
-    table_hashes_.push_back(HashBytes(table.name.data(), static_cast<int64_t>(table.name.size())));
   }
   record_floats_ = dim_ + largest_state;
+  for (size_t t = 0; t < options_.tables.size(); ++t) {
+    const std::string& name = options_.tables[t].name;
+    const uint64_t table_hash = HashBytes(name.data(), static_cast<int64_t>(name.size()));
+    row_inits_.push_back(MakeRowInit(options_.tables[t].initializer, optimizers_[t], options_.seed, table_hash, options_.dim));
+  }
   stats_.tables.resize(options_.tables.size());
 }
 
@@ -197,10 +201,27 @@ float* MixCacheImpl::Staging(int64_t rows) {
 }
 
 void MixCacheImpl::InitialRecord(const Key& key, float* record) const {
-  const auto table = static_cast<size_t>(key.table);
-  InitialRow(options_.tables[table].initializer, options_.seed, table_hashes_[table], key.id, options_.dim, record);
-  InitialState(optimizers_[table], options_.dim, record + dim_);
-  std::fill(record + dim_ + state_floats_[table], record + record_floats_, 0.0f);
+  InitialRecordOf(row_inits_[static_cast<size_t>(key.table)], key.id, options_.dim, record_floats_, record);
+}
+
+Status MixCacheImpl::FillSlots(Span<const Key> keys, Span<const Slot> slots, uint8_t* found, bool* overwritten,
+                               TaskRunner* runner) {
+  const int64_t count = keys.size();
+  float* records = Staging(count);
+  HVD_CTR_RETURN_IF_ERROR(store_->Load(keys, records, found, runner));
+  *overwritten = true;
+  const auto loaded = std::count_if(found, found + count, [](uint8_t there) { return there != 0; });
+  part_slots_.resize(static_cast<size_t>(count));
+  const auto keep = [&](bool there) {
+    for (int64_t i = 0; i < count; ++i) part_slots_[static_cast<size_t>(i)] = (found[i] != 0) == there ? slots[i] : kNoSlot;
+  };
+  if (loaded < count) {
+    keep(false);
+    HVD_CTR_RETURN_IF_ERROR(StoreFirstRecords(part_slots_, keys, runner));
+  }
+  if (loaded == 0) return Status::Ok();
+  keep(true);
+  return backend_->StoreRecords(part_slots_, records, runner);
 }
 
 Status MixCacheImpl::WriteBack(Span<const Key> keys, Span<const Slot> slots, TaskRunner* runner) {

@@ -93,15 +93,9 @@ Status MixCacheImpl::WarmStartInOrder(int64_t* rows, TaskRunner* runner) {
 Status MixCacheImpl::WarmChunk(Span<const Key> keys, TaskRunner* runner) {
   move_slots_.resize(static_cast<size_t>(keys.size()));
   for (int64_t i = 0; i < keys.size(); ++i) move_slots_[static_cast<size_t>(i)] = directory_.free_slot(i);
-  float* records = Staging(keys.size());
   found_.resize(static_cast<size_t>(keys.size()));
-  HVD_CTR_RETURN_IF_ERROR(store_->Load(keys, records, found_.data(), runner));
-  runner->ParallelFor(keys.size(), kRowGrain, [this, keys, records](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      if (!found_[static_cast<size_t>(i)]) InitialRecord(keys[i], records + i * record_floats_);
-    }
-  });
-  HVD_CTR_RETURN_IF_ERROR(backend_->StoreRecords(move_slots_, records, runner));
+  bool overwritten = false;
+  HVD_CTR_RETURN_IF_ERROR(FillSlots(keys, move_slots_, found_.data(), &overwritten, runner));
   std::lock_guard<std::mutex> lock(mutex_);
   for (int64_t i = 0; i < keys.size(); ++i) {
     const uint64_t hash = SlotDirectory::Hash(keys[i]);

@@ -131,6 +131,12 @@ class MixCacheImpl final : public MixCache {
   void EndTicket(Ticket* ticket, Span<const Slot> updated);
   /// Device -> host, in chunks; counts the rows as write-backs. Needs order_mutex_, and nobody may change these rows meanwhile.
   Status WriteBack(Span<const Key> keys, Span<const Slot> slots, TaskRunner* runner);
+  /// Host -> device: loads the keys' rows into the slots; those that do not exist get their first value. found (n): which did.
+  /// *overwritten is set before the first slot is. At most kMoveRows keys. Needs order_mutex_.
+  Status FillSlots(Span<const Key> keys, Span<const Slot> slots, uint8_t* found, bool* overwritten, TaskRunner* runner);
+  Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, TaskRunner* runner) {
+    return backend_->StoreFirstRecords(slots, keys, {row_inits_, static_cast<int32_t>(dim_), record_floats_}, runner);
+  }
   void InitialRecord(const Key& key, float* record) const;
   float* Staging(int64_t rows);
   /// No exception leaves the cache: running out of memory becomes RESOURCE_EXHAUSTED.
@@ -149,7 +155,7 @@ class MixCacheImpl final : public MixCache {
   const int64_t dim_;
   std::vector<RowOptimizerOptions> optimizers_;  // (T)
   std::vector<int32_t> state_floats_;            // (T)
-  std::vector<uint64_t> table_hashes_;           // (T)
+  std::vector<RowInit> row_inits_;               // (T)
   int64_t record_floats_ = 0;                    // dim + the largest state of all tables; shorter states are padded with zeros.
   std::unique_ptr<DeviceBackend> backend_;
   std::unique_ptr<HostStore> store_;
@@ -168,8 +174,9 @@ class MixCacheImpl final : public MixCache {
   std::vector<int32_t> sources_;  // Of Read and Import: positions of the caller's rows to move.
   std::vector<Key> move_keys_;
   std::vector<Slot> move_slots_;
-  std::vector<uint8_t> found_;  // (M) whether the host had the row of load m.
-  std::vector<float> staging_;  // Records on their way.
+  std::vector<Slot> part_slots_;  // Of FillSlots: the slots to fill now, kNoSlot for the others.
+  std::vector<uint8_t> found_;    // (M) whether the host had the row of load m.
+  std::vector<float> staging_;    // Records on their way.
 
   std::mutex announce_mutex_;
   // Scratch under announce_mutex_.

@@ -134,11 +134,7 @@ Status MixCacheImpl::DeleteChunk(Span<const Key> keys, int64_t MixCacheTableStat
     }
   }
   if (move_slots_.empty()) return Status::Ok();
-  float* records = Staging(static_cast<int64_t>(move_slots_.size()));
-  for (size_t i = 0; i < move_keys_.size(); ++i) {
-    InitialRecord(move_keys_[i], records + static_cast<int64_t>(i) * record_floats_);
-  }
-  return backend_->StoreRecords(move_slots_, records, runner);
+  return StoreFirstRecords(move_slots_, move_keys_, runner);
 }
 
 Status MixCacheImpl::ExportWaiting(int32_t table, int64_t* cursor, int64_t max_ids, std::vector<int64_t>* ids,

@@ -125,16 +125,7 @@ Status MixCacheImpl::LoadChunk(int64_t begin, int64_t end, bool* overwritten, Ta
     move_keys_.push_back(merged_.keys[k]);
     move_slots_.push_back(plan_.slots[k]);
   }
-  float* records = Staging(end - begin);
-  uint8_t* found = found_.data() + begin;
-  HVD_CTR_RETURN_IF_ERROR(store_->Load(move_keys_, records, found, runner));
-  runner->ParallelFor(end - begin, kRowGrain, [this, found, records](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      if (!found[i]) InitialRecord(move_keys_[static_cast<size_t>(i)], records + i * record_floats_);
-    }
-  });
-  *overwritten = true;
-  return backend_->StoreRecords(move_slots_, records, runner);
+  return FillSlots(move_keys_, move_slots_, found_.data() + begin, overwritten, runner);
 }
 
 void MixCacheImpl::CountEvictions() {
@@ -189,7 +180,7 @@ int64_t MixCacheImpl::ScratchBytes() const {
   return bytes(merged_.keys) + bytes(merged_.hashes) + bytes(merged_.inverse) + bytes(plan_.slots) + bytes(plan_.loads) +
          bytes(plan_.evictions) + bytes(plan_scratch_.marks) + bytes(plan_scratch_.victims) + merge_.allocated_bytes() +
          bytes(other_keys_.keys) + bytes(other_keys_.hashes) + bytes(other_keys_.inverse) + bytes(other_slots_) +
-         bytes(sources_) + bytes(move_keys_) + bytes(move_slots_) + bytes(found_) + bytes(staging_);
+         bytes(sources_) + bytes(move_keys_) + bytes(move_slots_) + bytes(part_slots_) + bytes(found_) + bytes(staging_);
 }
 
 }  // namespace hvd_ctr

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tf_ops/core/hash.h"
+#include "tf_ops/core/key_hashes.h"
 
 namespace hvd_ctr {
 namespace {
@@ -30,26 +30,29 @@ void PartitionByOwner(Span<const int64_t> keys, Span<const int64_t> table_offset
   }
   // `restore` holds the owners until the keys are placed.
   for (int64_t t = 0; t < tables; ++t) {
-    for (int64_t i = table_offsets[t]; i < table_offsets[t + 1]; ++i) {
-      const int32_t owner = OwnerOf(static_cast<int32_t>(t), keys[i], world_size);
-      result->restore[i] = owner;
-      ++result->owner_table_counts[owner * tables + t];
-    }
+    const int64_t begin = table_offsets[t];
+    int32_t* const owners = result->restore.data() + begin;
+    const int64_t count = table_offsets[t + 1] - begin;
+    OwnersOfKeys(static_cast<int32_t>(t), keys.data() + begin, count, world_size, owners);
+    for (int64_t i = 0; i < count; ++i) ++result->owner_table_counts[owners[i] * tables + t];
   }
-  std::vector<int64_t> next(static_cast<size_t>(world_size));
+  result->next.resize(static_cast<size_t>(world_size));
   int64_t begin = 0;
   for (int32_t w = 0; w < world_size; ++w) {
     const auto counts = result->owner_table_counts.begin() + w * tables;
     result->splits[w] = std::accumulate(counts, counts + tables, int64_t{0});
-    next[w] = begin;
+    result->next[w] = begin;
     begin += result->splits[w];
   }
   // Keys come table by table, so one cursor per owner keeps the table groups in order.
   result->grouped.resize(static_cast<size_t>(begin));
+  int64_t* const grouped = result->grouped.data();
+  int64_t* const next = result->next.data();
+  int32_t* const restore = result->restore.data();
   for (int64_t i = 0; i < begin; ++i) {
-    const int64_t place = next[result->restore[i]]++;
-    result->grouped[place] = keys[i];
-    result->restore[i] = static_cast<int32_t>(place);
+    const int64_t place = next[restore[i]]++;
+    grouped[place] = keys[i];
+    restore[i] = static_cast<int32_t>(place);
   }
 }
 

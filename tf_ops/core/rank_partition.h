@@ -19,6 +19,7 @@ struct PartitionResult {
   std::vector<int64_t> splits;              ///< (W) keys per owner.
   std::vector<int64_t> owner_table_counts;  ///< (W*T) keys of owner w and table t at [w*T + t].
   std::vector<int32_t> restore;             ///< (U) position in `grouped` of keys[i].
+  std::vector<int64_t> next;                ///< Scratch.
 };
 
 /// keys (U) grouped by table as in DedupeResult; table_offsets (T+1).

@@ -4,21 +4,12 @@
 #include <limits>
 
 #include "tf_ops/core/hash.h"
+#include "tf_ops/core/key_hashes.h"
 
 namespace hvd_ctr {
 namespace {
 
 constexpr int32_t kForeign = -1;
-
-// HashKey for keys that come in runs of one table: the table's part is computed once per run.
-class RunHash {
- public:
-  RunHash(uint64_t salt, int32_t table) : mixed_(Mix64(salt + static_cast<uint64_t>(static_cast<uint32_t>(table)))) {}
-  uint64_t operator()(int64_t id) const { return Mix64(static_cast<uint64_t>(id) ^ mixed_); }
-
- private:
-  uint64_t mixed_;
-};
 
 }  // namespace
 
@@ -29,22 +20,29 @@ Status RequestMerge::HashAll(Span<const int64_t> ids, Span<const int32_t> tables
     if (table < 0 || table >= tables_) {
       return MakeStatus(StatusCode::kInvalidArgument, "key ", begin, " names table ", table, "; allowed are 0 .. ", tables_ - 1);
     }
-    const RunHash directory_hash(kDirectorySalt, table);
-    const RunHash owner_hash(kOwnerSalt, table);
-    const auto ranks = static_cast<uint64_t>(world_size_);
-    int64_t i = begin;
-    for (; i < count && tables[i] == table; ++i) {
-      if (ids[i] < 0) {
-        return MakeStatus(StatusCode::kInvalidArgument, "key ", i, " of table ", table, " has id ", ids[i],
-                          "; allowed are 0 .. 2^63-1");
-      }
-      hashes_[static_cast<size_t>(i)] = directory_hash(ids[i]);
-      const bool foreign = world_size_ > 1 && static_cast<int32_t>(ReduceRange(owner_hash(ids[i]), ranks)) != rank_;
-      merged->inverse[static_cast<size_t>(i)] = foreign ? kForeign : 0;
-      merged->foreign += foreign;
+    int64_t end = begin;
+    int64_t negative = 0;
+    for (; end < count && tables[end] == table; ++end) negative |= ids[end];
+    if (negative < 0) {
+      const int64_t bad = std::find_if(ids.begin() + begin, ids.begin() + end, [](int64_t id) { return id < 0; }) - ids.begin();
+      return MakeStatus(StatusCode::kInvalidArgument, "key ", bad, " of table ", table, " has id ", ids[bad],
+                        "; allowed are 0 .. 2^63-1");
     }
-    merged->requested[static_cast<size_t>(table)] += i - begin;
-    begin = i;
+    const int64_t* const run = ids.data() + begin;
+    HashKeys(table, run, end - begin, kDirectorySalt, hashes_.data() + begin);
+    if (world_size_ > 1) {
+      int32_t* const inverse = merged->inverse.data() + begin;
+      OwnersOfKeys(table, run, end - begin, world_size_, inverse);
+      for (int64_t i = 0; i < end - begin; ++i) {
+        const bool foreign = inverse[i] != rank_;
+        inverse[i] = foreign ? kForeign : 0;
+        merged->foreign += foreign;
+      }
+    } else {
+      std::fill_n(merged->inverse.begin() + begin, end - begin, 0);
+    }
+    merged->requested[static_cast<size_t>(table)] += end - begin;
+    begin = end;
   }
   return Status::Ok();
 }
@@ -64,33 +62,46 @@ Status RequestMerge::Run(Span<const int64_t> ids, Span<const int32_t> tables, Me
 
   merged->keys.resize(static_cast<size_t>(count));
   merged->hashes.resize(static_cast<size_t>(count));
-  const int bits = EntryBits(count);
-  const size_t size = size_t{1} << bits;
-  entries_.assign(size, Entry{0, 0});
-  const int shift = 64 - bits;
-  const uint64_t mask = size - 1;
+  PrepareEntries(count);
+  const int shift = 64 - EntryBits(count);
+  const uint64_t mask = ~uint64_t{0} >> shift;
+  Entry* const entries = entries_.data();
+  Key* const keys = merged->keys.data();
+  const uint64_t* const hashes = hashes_.data();
+  int32_t* const inverse = merged->inverse.data();
+  const uint32_t base = base_;
   constexpr int64_t kAhead = 16;
-  uint32_t unique = 0;
+  uint32_t last = base;
   for (int64_t i = 0; i < count; ++i) {
-    if (i + kAhead < count) __builtin_prefetch(&entries_[hashes_[static_cast<size_t>(i + kAhead)] >> shift]);
-    if (merged->inverse[static_cast<size_t>(i)] == kForeign) continue;
-    const uint64_t hash = hashes_[static_cast<size_t>(i)];
+    if (i + kAhead < count) __builtin_prefetch(&entries[hashes[i + kAhead] >> shift]);
+    if (inverse[i] == kForeign) continue;
+    const uint64_t hash = hashes[i];
     const auto tag = static_cast<uint32_t>(hash);
     const Key key{ids[i], tables[i]};
     uint64_t at = hash >> shift;
-    while (entries_[at].number != 0 && (entries_[at].tag != tag || merged->keys[entries_[at].number - 1] != key))
+    while (entries[at].number > base && (entries[at].tag != tag || keys[entries[at].number - base - 1] != key))
       at = (at + 1) & mask;
-    if (entries_[at].number == 0) {
-      merged->keys[unique] = key;
-      merged->hashes[unique] = hash;
-      entries_[at] = Entry{tag, ++unique};
+    if (entries[at].number <= base) {
+      keys[last - base] = key;
+      merged->hashes[last - base] = hash;
+      entries[at] = Entry{tag, ++last};
       ++merged->unique[static_cast<size_t>(key.table)];
     }
-    merged->inverse[static_cast<size_t>(i)] = static_cast<int32_t>(entries_[at].number - 1);
+    inverse[i] = static_cast<int32_t>(entries[at].number - base - 1);
   }
-  merged->keys.resize(unique);
-  merged->hashes.resize(unique);
+  merged->keys.resize(last - base);
+  merged->hashes.resize(last - base);
+  base_ = last;
   return Status::Ok();
+}
+
+// Room for `count` keys in entries that all count as empty.
+void RequestMerge::PrepareEntries(int64_t count) {
+  const size_t size = size_t{1} << EntryBits(count);
+  if (entries_.size() < size) entries_.resize(size, Entry{0, 0});
+  if (count <= static_cast<int64_t>(std::numeric_limits<uint32_t>::max() - base_)) return;
+  std::fill(entries_.begin(), entries_.end(), Entry{0, 0});
+  base_ = 0;
 }
 
 int RequestMerge::EntryBits(int64_t count) {

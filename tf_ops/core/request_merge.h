@@ -38,13 +38,17 @@ class RequestMerge {
   static int64_t PlannedBytes(int64_t count, int64_t once);
 
  private:
-  // index + 1 of a working key (0: empty) and the lower half of its hash, which tells most other keys apart without reading them.
+  friend class RequestMergeTestPeer;  // Moves base_ next to its wrap.
+
+  // Number of a working key and the lower half of its hash, which tells most other keys apart without reading them. Numbers go up
+  // from batch to batch, so that entries of earlier ones (number <= base_) count as empty and nothing is cleared.
   struct Entry {
     uint32_t tag;
     uint32_t number;
   };
 
   static int EntryBits(int64_t count);
+  void PrepareEntries(int64_t count);
   Status HashAll(Span<const int64_t> ids, Span<const int32_t> tables, MergedKeys* merged);
 
   const int32_t tables_;
@@ -52,6 +56,7 @@ class RequestMerge {
   const int32_t world_size_;
   std::vector<uint64_t> hashes_;  // (R)
   std::vector<Entry> entries_;
+  uint32_t base_ = 0;  // Working key k of the batch has number base_ + k + 1.
 };
 
 }  // namespace hvd_ctr

@@ -79,39 +79,73 @@ HVD_CTR_HD inline double CosOf24Bits(uint32_t k) {
   return quadrant == 1 || quadrant == 2 ? -series : series;
 }
 
-/// First value of one row (D): a function of seed, table_hash, id and column only (DESIGN invariant 5). table_hash is HashBytes
-/// of the table's name, so it does not depend on the table's position in the config. Column j draws h = Mix64(base + j). Uniform:
-/// (2u - 1) * scale, u = top 24 bits / 2^24, which lies in [-scale, scale). Normal: Box-Muller, sqrt(-2 ln u1) cos(2 pi u2) *
-/// scale with u1 in (0, 1] from the top 24 bits and u2 in [0, 1) from the next 24.
-HVD_CTR_HD inline void InitialRow(const InitializerOptions& options, uint64_t seed, uint64_t table_hash, int64_t id, int32_t dim,
-                                  float* row) {
-  const uint64_t base = Mix64(static_cast<uint64_t>(id) ^ Mix64(table_hash ^ Mix64(seed ^ kInitialValueSalt)));
-  for (int32_t j = 0; j < dim; ++j) {
-    const uint64_t h = Mix64(base + static_cast<uint64_t>(j));
-    const uint32_t first = static_cast<uint32_t>(h >> 40);
-    switch (options.kind) {
-      case InitializerKind::kConstant:
-        row[j] = options.scale;
-        break;
-      case InitializerKind::kUniform:
-        row[j] = (static_cast<float>(first) * (1.0f / 8388608.0f) - 1.0f) * options.scale;
-        break;
-      case InitializerKind::kNormal: {
-        const uint32_t second = static_cast<uint32_t>(h >> 16) & 0xffffffu;
-        row[j] = static_cast<float>(std::sqrt(-2.0 * LogOf24Bits(first + 1)) * CosOf24Bits(second)) * options.scale;
-        break;
+/// What is the same for the first records of all rows of one table. Order of the state: StateFloats.
+struct RowInit {
+  InitializerOptions initializer;
+  uint64_t table_seed = 0;
+  int32_t accumulators = 0;  ///< State floats that start at `accumulator`; all others start at 0.
+  float accumulator = 0.0f;
+};
+
+/// table_hash: HashBytes of the table's name, so that first values do not depend on its position in the config.
+HVD_CTR_HD inline RowInit MakeRowInit(const InitializerOptions& initializer, const RowOptimizerOptions& optimizer, uint64_t seed,
+                                      uint64_t table_hash, int32_t dim) {
+  RowInit init;
+  init.initializer = initializer;
+  init.table_seed = Mix64(table_hash ^ Mix64(seed ^ kInitialValueSalt));
+  init.accumulator = optimizer.initial_accumulator;
+  if (optimizer.kind == OptimizerKind::kAdagrad || optimizer.kind == OptimizerKind::kFtrl) init.accumulators = dim;
+  if (optimizer.kind == OptimizerKind::kRowWiseAdagrad) init.accumulators = 1;
+  return init;
+}
+
+/// First value of one row (D): a function of seed, table name, id and column only (DESIGN invariant 5). Column j draws h =
+/// Mix64(base + j). Uniform: (2u - 1) * scale, u = top 24 bits / 2^24, which lies in [-scale, scale). Normal: Box-Muller,
+/// sqrt(-2 ln u1) cos(2 pi u2) * scale with u1 in (0, 1] from the top 24 bits and u2 in [0, 1) from the next 24.
+HVD_CTR_ROW_INLINE void InitialRowOf(const RowInit& init, int64_t id, int32_t dim, float* row) {
+  const uint64_t base = Mix64(static_cast<uint64_t>(id) ^ init.table_seed);
+  const float scale = init.initializer.scale;
+  switch (init.initializer.kind) {
+    case InitializerKind::kConstant:
+      for (int32_t j = 0; j < dim; ++j) row[j] = scale;
+      break;
+    case InitializerKind::kUniform:
+      for (int32_t j = 0; j < dim; ++j) {
+        // Signed, which every instruction set converts to float; the value has 24 bits.
+        const auto top = static_cast<int32_t>(Mix64(base + static_cast<uint64_t>(j)) >> 40);
+        row[j] = (static_cast<float>(top) * (1.0f / 8388608.0f) - 1.0f) * scale;
       }
-    }
+      break;
+    case InitializerKind::kNormal:
+      for (int32_t j = 0; j < dim; ++j) {
+        const uint64_t h = Mix64(base + static_cast<uint64_t>(j));
+        const auto first = static_cast<uint32_t>(h >> 40);
+        const uint32_t second = static_cast<uint32_t>(h >> 16) & 0xffffffu;
+        row[j] = static_cast<float>(std::sqrt(-2.0 * LogOf24Bits(first + 1)) * CosOf24Bits(second)) * scale;
+      }
+      break;
   }
 }
 
-/// First optimizer state of one row: StateFloats(options, dim) floats. Accumulators start at initial_accumulator, all else at 0.
+/// First record (record_floats >= dim): row, then state.
+HVD_CTR_ROW_INLINE void InitialRecordOf(const RowInit& init, int64_t id, int32_t dim, int64_t record_floats, float* record) {
+  InitialRowOf(init, id, dim, record);
+  const int64_t accumulators_end = int64_t{dim} + init.accumulators;
+  for (int64_t j = dim; j < accumulators_end; ++j) record[j] = init.accumulator;
+  for (int64_t j = accumulators_end; j < record_floats; ++j) record[j] = 0.0f;
+}
+
+/// One row; see InitialRowOf.
+HVD_CTR_HD inline void InitialRow(const InitializerOptions& options, uint64_t seed, uint64_t table_hash, int64_t id, int32_t dim,
+                                  float* row) {
+  InitialRowOf(MakeRowInit(options, RowOptimizerOptions(), seed, table_hash, dim), id, dim, row);
+}
+
+/// First optimizer state of one row: StateFloats(options, dim) floats.
 HVD_CTR_HD inline void InitialState(const RowOptimizerOptions& options, int32_t dim, float* state) {
+  const RowInit init = MakeRowInit(InitializerOptions(), options, 0, 0, dim);
   const int32_t floats = StateFloats(options, dim);
-  int32_t accumulators = 0;
-  if (options.kind == OptimizerKind::kAdagrad || options.kind == OptimizerKind::kFtrl) accumulators = dim;
-  if (options.kind == OptimizerKind::kRowWiseAdagrad) accumulators = 1;
-  for (int32_t j = 0; j < floats; ++j) state[j] = j < accumulators ? options.initial_accumulator : 0.0f;
+  for (int32_t j = 0; j < floats; ++j) state[j] = j < init.accumulators ? init.accumulator : 0.0f;
 }
 
 // ---------------------------------------------------------------------------------------------------------- update rules

@@ -5,12 +5,11 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "tf_ops/core/row_math.h"
+#include "tf_ops/cpu/record_kernels.h"
 #include "tf_ops/cpu/row_loops.h"
 #include "tf_ops/cpu/scatter_add.h"
-#include "tf_ops/cpu/target_clones.h"
 
 namespace hvd_ctr {
 namespace {
@@ -51,96 +50,6 @@ class Arena {
   float* data_ = nullptr;
 };
 
-struct Records {
-  float* arena = nullptr;
-  int64_t stride = 0;  ///< Floats between records.
-  int32_t dim = 0;
-  int32_t record_floats = 0;
-
-  float* at(Slot slot) const { return arena + static_cast<int64_t>(slot) * stride; }
-};
-
-/// Copies `floats` leading floats of each slot's record to out (n, floats).
-template <int32_t kFloats>
-inline __attribute__((always_inline)) void ReadRange(const Records& records, const Slot* slots, int64_t n, int64_t floats,
-                                                     float* out) {
-  if (kFloats > 0) floats = kFloats;
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kPrefetchRows < n && slots[i + kPrefetchRows] != kNoSlot)
-      PrefetchRecord(records.at(slots[i + kPrefetchRows]), floats);
-    if (slots[i] == kNoSlot) {
-      ZeroRow(floats, out + i * floats);
-    } else {
-      CopyRow(records.at(slots[i]), floats, out + i * floats);
-    }
-  }
-}
-
-void ReadRecords(const Records& records, Span<const Slot> slots, int64_t floats, float* out, TaskRunner* runner) {
-  ForRows(runner, slots.size(), floats, [&](int64_t begin, int64_t end) {
-    WithDim(static_cast<int32_t>(floats), [&](auto constant) {
-      ReadRange<constant.value>(records, slots.data() + begin, end - begin, floats, out + begin * floats);
-    });
-  });
-}
-
-/// Rows of one table: slots (n), gradients (n, dim).
-struct UpdateRun {
-  const Records* records;
-  const Slot* slots;
-  const float* gradients;
-  int64_t n;
-  const RowUpdate* update;
-};
-
-template <OptimizerKind kKind, int32_t kDim>
-inline __attribute__((always_inline)) void UpdateLoop(const UpdateRun& run) {
-  const Records records = *run.records;
-  const RowUpdate update = *run.update;
-  const int32_t dim = kDim > 0 ? kDim : records.dim;
-  for (int64_t k = 0; k < run.n; ++k) {
-    if (k + kPrefetchRows < run.n && run.slots[k + kPrefetchRows] != kNoSlot) {
-      PrefetchRecord(records.at(run.slots[k + kPrefetchRows]), records.record_floats);
-    }
-    if (run.slots[k] == kNoSlot) continue;
-    float* record = records.at(run.slots[k]);
-    UpdateRowOf<kKind>(update, run.gradients + k * dim, dim, record, record + dim);
-  }
-}
-
-template <OptimizerKind kKind>
-inline __attribute__((always_inline)) void UpdateLoopOf(const UpdateRun& run) {
-  switch (run.records->dim) {
-    case 16:
-      return UpdateLoop<kKind, 16>(run);
-    case 64:
-      return UpdateLoop<kKind, 64>(run);
-    default:
-      return UpdateLoop<kKind, 0>(run);
-  }
-}
-
-HVD_CTR_CLONES void UpdateSgd(const UpdateRun& run) { UpdateLoopOf<OptimizerKind::kSgd>(run); }
-HVD_CTR_CLONES void UpdateAdagrad(const UpdateRun& run) { UpdateLoopOf<OptimizerKind::kAdagrad>(run); }
-HVD_CTR_CLONES void UpdateRowWiseAdagrad(const UpdateRun& run) { UpdateLoopOf<OptimizerKind::kRowWiseAdagrad>(run); }
-HVD_CTR_CLONES void UpdateAdam(const UpdateRun& run) { UpdateLoopOf<OptimizerKind::kAdam>(run); }
-HVD_CTR_CLONES void UpdateFtrl(const UpdateRun& run) { UpdateLoopOf<OptimizerKind::kFtrl>(run); }
-
-void UpdateOneTable(OptimizerKind kind, const UpdateRun& run) {
-  switch (kind) {
-    case OptimizerKind::kSgd:
-      return UpdateSgd(run);
-    case OptimizerKind::kAdagrad:
-      return UpdateAdagrad(run);
-    case OptimizerKind::kRowWiseAdagrad:
-      return UpdateRowWiseAdagrad(run);
-    case OptimizerKind::kAdam:
-      return UpdateAdam(run);
-    case OptimizerKind::kFtrl:
-      return UpdateFtrl(run);
-  }
-}
-
 class CpuBackend final : public DeviceBackend {
  public:
   Status Allocate(int64_t slots, int32_t dim, int32_t state_floats) override {
@@ -174,25 +83,29 @@ class CpuBackend final : public DeviceBackend {
     HVD_CTR_RETURN_IF_ERROR(CheckSlots("StoreRecords", slots));
     const int64_t floats = records_.record_floats;
     ForRows(runner, slots.size(), floats, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (i + kPrefetchRows < end && slots[i + kPrefetchRows] != kNoSlot) {
-          PrefetchRecord(records_.at(slots[i + kPrefetchRows]), floats);
-        }
-        if (slots[i] != kNoSlot) CopyRow(records + i * floats, floats, records_.at(slots[i]));
-      }
+      WriteRecords(records_, slots.subspan(begin, end - begin), records + begin * floats);
+    });
+    return Status::Ok();
+  }
+
+  Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init, TaskRunner* runner) override {
+    HVD_CTR_RETURN_IF_ERROR(CheckSlots("StoreFirstRecords", slots));
+    HVD_CTR_RETURN_IF_ERROR(CheckFirst(slots, keys, init));
+    ForRows(runner, slots.size(), records_.record_floats, [&](int64_t begin, int64_t end) {
+      WriteFirstRecords(records_, slots.subspan(begin, end - begin), keys.data() + begin, init.tables);
     });
     return Status::Ok();
   }
 
   Status FetchRecords(Span<const Slot> slots, float* records, TaskRunner* runner) const override {
     HVD_CTR_RETURN_IF_ERROR(CheckSlots("FetchRecords", slots));
-    ReadRecords(records_, slots, records_.record_floats, records, runner);
+    Read(slots, records_.record_floats, records, runner);
     return Status::Ok();
   }
 
   Status GatherRows(Span<const Slot> slots, float* rows, TaskRunner* runner) const override {
     HVD_CTR_RETURN_IF_ERROR(CheckSlots("GatherRows", slots));
-    ReadRecords(records_, slots, records_.dim, rows, runner);
+    Read(slots, records_.dim, rows, runner);
     return Status::Ok();
   }
 
@@ -222,17 +135,14 @@ class CpuBackend final : public DeviceBackend {
                     TaskRunner* runner) override {
     HVD_CTR_RETURN_IF_ERROR(CheckSlots("UpdateRows", slots));
     HVD_CTR_RETURN_IF_ERROR(CheckTables(slots, tables, optimizers));
-    std::vector<RowUpdate> updates;
-    for (const RowOptimizerOptions& options : optimizers) {
-      updates.push_back(MakeRowUpdate(options, step, options.learning_rate * learning_rate_scale));
-    }
     ForRows(runner, slots.size(), records_.record_floats, [&](int64_t begin, int64_t end) {
       // One call per run of equal table: keys come grouped by table, so runs are long.
       for (int64_t k = begin; k < end;) {
         int64_t stop = k + 1;
         while (stop < end && tables[stop] == tables[k]) ++stop;
-        const UpdateRun run{&records_, slots.data() + k, gradients + k * records_.dim, stop - k, &updates[tables[k]]};
-        UpdateOneTable(optimizers[tables[k]].kind, run);
+        const RowOptimizerOptions& options = optimizers[tables[k]];
+        const RowUpdate update = MakeRowUpdate(options, step, options.learning_rate * learning_rate_scale);
+        UpdateRecords(options.kind, {&records_, slots.data() + k, gradients + k * records_.dim, stop - k, &update});
         k = stop;
       }
     });
@@ -240,6 +150,12 @@ class CpuBackend final : public DeviceBackend {
   }
 
  private:
+  void Read(Span<const Slot> slots, int64_t floats, float* out, TaskRunner* runner) const {
+    ForRows(runner, slots.size(), floats, [&](int64_t begin, int64_t end) {
+      ReadRecords(records_, slots.subspan(begin, end - begin), floats, out + begin * floats);
+    });
+  }
+
   Status CheckAllocated(const char* call) const {
     if (allocated_) return Status::Ok();
     return MakeStatus(StatusCode::kFailedPrecondition, "CpuBackend::", call, " was called before Allocate");
@@ -251,6 +167,21 @@ class CpuBackend final : public DeviceBackend {
     if (bad < 0) return Status::Ok();
     return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::", call, ": slots[", bad, "] = ", slots[bad], " is outside [0, ",
                       slots_, ") and is not kNoSlot (-1)");
+  }
+
+  Status CheckFirst(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init) const {
+    if (slots.size() != keys.size() || init.dim != records_.dim || init.record_floats != records_.record_floats) {
+      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::StoreFirstRecords: ", slots.size(), " slots, ", keys.size(),
+                        " keys, dim ", init.dim, ", records of ", init.record_floats,
+                        " floats; needed are as many keys as slots, dim ", records_.dim, " and records of ",
+                        records_.record_floats);
+    }
+    for (int64_t i = 0; i < keys.size(); ++i) {
+      if (keys[i].table >= 0 && keys[i].table < init.tables.size()) continue;
+      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::StoreFirstRecords: keys[", i, "] is of table ", keys[i].table,
+                        ", which is outside [0, ", init.tables.size(), ")");
+    }
+    return Status::Ok();
   }
 
   Status CheckTables(Span<const Slot> slots, Span<const int32_t> tables, Span<const RowOptimizerOptions> optimizers) const {

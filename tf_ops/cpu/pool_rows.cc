@@ -5,9 +5,9 @@
 #include <cstring>
 #include <memory>
 
+#include "tf_ops/core/simd_level.h"
 #include "tf_ops/cpu/row_loops.h"
 #include "tf_ops/cpu/scatter_add.h"
-#include "tf_ops/cpu/target_clones.h"
 
 namespace hvd_ctr {
 namespace {
@@ -74,7 +74,7 @@ struct PoolArgs {
 };
 
 template <int32_t kDim>
-inline __attribute__((always_inline)) void CopyBags(const PoolArgs& args, int64_t begin, int64_t end) {
+HVD_CTR_SIMD_BODY void CopyBags(const PoolArgs& args, int64_t begin, int64_t end) {
   const int64_t dim = kDim > 0 ? kDim : args.dim;
   const int32_t* virtual_ids = args.bags->virtual_ids.data();
   BagWalk walk(args.places, begin);
@@ -91,8 +91,8 @@ inline __attribute__((always_inline)) void CopyBags(const PoolArgs& args, int64_
 /// kVectors * kWidth columns from j on of one bag: sum of weight * row in order, from zero, then divided. The sums stay in
 /// registers.
 template <int32_t kVectors, int32_t kWidth, bool kWeighted>
-inline __attribute__((always_inline)) void SumColumns(const PoolArgs& args, int64_t dim, int64_t begin, int64_t end,
-                                                      float divisor, int64_t j, float* out) {
+HVD_CTR_SIMD_BODY void SumColumns(const PoolArgs& args, int64_t dim, int64_t begin, int64_t end, float divisor, int64_t j,
+                                  float* out) {
   using Vector = typename FloatVector<kWidth>::Type;
   const int32_t* virtual_ids = args.bags->virtual_ids.data();
   const float* weights = args.bags->weights.data();
@@ -113,31 +113,34 @@ inline __attribute__((always_inline)) void SumColumns(const PoolArgs& args, int6
   }
 }
 
-template <bool kWeighted, int32_t kDim>
-inline __attribute__((always_inline)) void SumBag(const PoolArgs& args, int64_t begin, int64_t end, float divisor, float* out) {
+template <SimdLevel kLevel, bool kWeighted, int32_t kDim>
+HVD_CTR_SIMD_BODY void SumBag(const PoolArgs& args, int64_t begin, int64_t end, float divisor, float* out) {
+  constexpr int32_t kLanes = SimdFloats(kLevel);
   const int64_t dim = kDim > 0 ? kDim : args.dim;
   if (divisor == 0.0f) return ZeroRow(dim, out);
   int64_t j = 0;
-  for (; j + 64 <= dim; j += 64) SumColumns<4, 16, kWeighted>(args, dim, begin, end, divisor, j, out);
-  for (; j + 16 <= dim; j += 16) SumColumns<1, 16, kWeighted>(args, dim, begin, end, divisor, j, out);
-  for (; j + 4 <= dim; j += 4) SumColumns<1, 4, kWeighted>(args, dim, begin, end, divisor, j, out);
+  for (; j + 4 * kLanes <= dim; j += 4 * kLanes) SumColumns<4, kLanes, kWeighted>(args, dim, begin, end, divisor, j, out);
+  for (; j + kLanes <= dim; j += kLanes) SumColumns<1, kLanes, kWeighted>(args, dim, begin, end, divisor, j, out);
+  for (; kLanes > 4 && j + 4 <= dim; j += 4) SumColumns<1, 4, kWeighted>(args, dim, begin, end, divisor, j, out);
   for (; j < dim; ++j) SumColumns<1, 1, kWeighted>(args, dim, begin, end, divisor, j, out);
 }
 
-template <bool kWeighted, int32_t kDim>
-inline __attribute__((always_inline)) void SumBags(const PoolArgs& args, int64_t first, int64_t last) {
+template <SimdLevel kLevel, bool kWeighted, int32_t kDim>
+HVD_CTR_SIMD_BODY void SumBags(const PoolArgs& args, int64_t first, int64_t last) {
   BagWalk walk(args.places, first);
   for (int64_t i = first; i < last; ++i, walk.Next()) {
     const int64_t begin = BagBegin(*args.bags, i);
     const int64_t end = BagEnd(*args.bags, i);
-    SumBag<kWeighted, kDim>(args, begin, end, Divisor(*args.bags, begin, end), args.out + walk.offset());
+    const float divisor = Divisor(*args.bags, begin, end);
+    SumBag<kLevel, kWeighted, kDim>(args, begin, end, divisor, args.out + walk.offset());
   }
 }
 
-HVD_CTR_CLONES void PoolRange(const PoolArgs& args, int64_t begin, int64_t end) {
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void PoolRangeBody(const PoolArgs& args, int64_t begin, int64_t end) {
   if (!IsCopy(*args.bags)) {
-    if (!args.bags->weights.empty()) return SumBags<true, 0>(args, begin, end);
-    return args.dim == 16 ? SumBags<false, 16>(args, begin, end) : SumBags<false, 0>(args, begin, end);
+    if (!args.bags->weights.empty()) return SumBags<kLevel, true, 0>(args, begin, end);
+    return args.dim == 16 ? SumBags<kLevel, false, 16>(args, begin, end) : SumBags<kLevel, false, 0>(args, begin, end);
   }
   switch (args.dim) {
     case 16:
@@ -146,13 +149,15 @@ HVD_CTR_CLONES void PoolRange(const PoolArgs& args, int64_t begin, int64_t end) 
       return CopyBags<32>(args, begin, end);
     case 64:
       return CopyBags<64>(args, begin, end);
+    case 128:
+      return CopyBags<128>(args, begin, end);
     default:
       return CopyBags<0>(args, begin, end);
   }
 }
 
 /// Dot product in 16 lanes (column j in lane j mod 16), then the lanes in order: a fixed order that still vectorises.
-inline __attribute__((always_inline)) float Dot(const float* a, const float* b, int64_t dim) {
+HVD_CTR_SIMD_BODY float Dot(const float* a, const float* b, int64_t dim) {
   float lanes[kDotLanes] = {};
   int64_t j = 0;
   for (; j + kDotLanes <= dim; j += kDotLanes) {
@@ -164,7 +169,8 @@ inline __attribute__((always_inline)) float Dot(const float* a, const float* b, 
   return sum;
 }
 
-HVD_CTR_CLONES void DotRange(const PoolArgs& args, const float* d_out, int64_t first, int64_t last, float* dots) {
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void DotRangeBody(const PoolArgs& args, const float* d_out, int64_t first, int64_t last, float* dots) {
   const Bags& bags = *args.bags;
   BagWalk walk(args.places, first);
   for (int64_t i = first; i < last; ++i, walk.Next()) {
@@ -175,6 +181,10 @@ HVD_CTR_CLONES void DotRange(const PoolArgs& args, const float* d_out, int64_t f
     }
   }
 }
+
+HVD_CTR_SIMD_KERNEL(void, PoolRange, (const PoolArgs& args, int64_t begin, int64_t end), (args, begin, end))
+HVD_CTR_SIMD_KERNEL(void, DotRange, (const PoolArgs& args, const float* d_out, int64_t first, int64_t last, float* dots),
+                    (args, d_out, first, last, dots))
 
 /// Turns the dots of one bag (d_weights[p] = row_p . d_out) into derivatives by the weights, with S = sum_p w_p dot_p:
 ///   sum: dot_p.   mean, W = sum w: (dot_p - S/W) / W.   sqrtn, q = sqrt(sum w^2): (dot_p - w_p S/q^2) / q.

@@ -1,5 +1,4 @@
-// Small pieces shared by the CPU kernels: copying rows, prefetching records, splitting rows over threads, calling a kernel with
-// the width as a compile-time constant.
+// Small pieces shared by the CPU kernels: copying rows, prefetching records, splitting rows over threads.
 #ifndef HVD_CTR_CPU_ROW_LOOPS_H_
 #define HVD_CTR_CPU_ROW_LOOPS_H_
 
@@ -7,8 +6,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
-#include <type_traits>
 
+#include "tf_ops/core/simd_level.h"
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"
 
@@ -31,41 +30,23 @@ struct FloatVector<1> {
   using Type = float;
 };
 
-inline __attribute__((always_inline)) void PrefetchRecord(const float* record, int64_t floats) {
+HVD_CTR_SIMD_BODY void PrefetchRecord(const float* record, int64_t floats) {
   const int64_t end = std::min(floats, kPrefetchLines * kLineFloats);
   for (int64_t j = 0; j < end; j += kLineFloats) __builtin_prefetch(record + j, 0, 2);
 }
 
 /// memcpy of floats in blocks of a line, which beats the call into libc on short rows.
-inline __attribute__((always_inline)) void CopyRow(const float* __restrict__ from, int64_t floats, float* __restrict__ to) {
+HVD_CTR_SIMD_BODY void CopyRow(const float* __restrict__ from, int64_t floats, float* __restrict__ to) {
   int64_t j = 0;
   for (; j + kLineFloats <= floats; j += kLineFloats) std::memcpy(to + j, from + j, kLineFloats * sizeof(float));
   for (; j < floats; ++j) to[j] = from[j];
 }
 
-inline __attribute__((always_inline)) void ZeroRow(int64_t floats, float* row) {
-  std::memset(row, 0, static_cast<size_t>(floats) * sizeof(float));
-}
+HVD_CTR_SIMD_BODY void ZeroRow(int64_t floats, float* row) { std::memset(row, 0, static_cast<size_t>(floats) * sizeof(float)); }
 
 /// Calls fn(begin, end) over ranges of n rows of `row_floats` floats each; ranges are at least about 32 KB of work.
 inline void ForRows(TaskRunner* runner, int64_t n, int64_t row_floats, const std::function<void(int64_t, int64_t)>& fn) {
   if (n > 0) runner->ParallelFor(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(1, row_floats)), fn);
-}
-
-/// Calls fn(std::integral_constant<int32_t, kDim>) with kDim == dim for common widths, kDim == 0 (use the run-time dim)
-/// otherwise.
-template <typename Fn>
-inline __attribute__((always_inline)) void WithDim(int32_t dim, const Fn& fn) {
-  switch (dim) {
-    case 16:
-      return fn(std::integral_constant<int32_t, 16>());
-    case 32:
-      return fn(std::integral_constant<int32_t, 32>());
-    case 64:
-      return fn(std::integral_constant<int32_t, 64>());
-    default:
-      return fn(std::integral_constant<int32_t, 0>());
-  }
 }
 
 /// Position of the first value outside [-1, limit), or -1 if there is none. One vectorised pass when all is well.

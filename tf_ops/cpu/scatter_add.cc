@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "tf_ops/core/simd_level.h"
 #include "tf_ops/cpu/row_loops.h"
-#include "tf_ops/cpu/target_clones.h"
 
 namespace hvd_ctr {
 namespace {
@@ -25,7 +25,7 @@ struct PartOf {
 
 /// to += from (times coefficient), kColumns columns.
 template <int32_t kColumns, bool kScaled>
-inline __attribute__((always_inline)) void AddColumns(const float* from, float coefficient, float* to) {
+HVD_CTR_SIMD_BODY void AddColumns(const float* from, float coefficient, float* to) {
   typename FloatVector<kColumns>::Type terms, sums;
   std::memcpy(&terms, from, sizeof(terms));
   std::memcpy(&sums, to, sizeof(sums));
@@ -35,7 +35,7 @@ inline __attribute__((always_inline)) void AddColumns(const float* from, float c
 }
 
 /// The arguments with the pointers in locals, specialised on width (0: run-time dim), bag map and coefficients.
-template <int32_t kDim, bool kMapped, bool kScaled>
+template <SimdLevel kLevel, int32_t kDim, bool kMapped, bool kScaled>
 struct Adder {
   static constexpr bool kHasMap = kMapped;
 
@@ -49,18 +49,19 @@ struct Adder {
         sums(args.sums) {}
 
   /// Adds position p, whose source row begins at float `offset`.
-  inline __attribute__((always_inline)) void Add(int64_t p, int64_t offset) const {
+  HVD_CTR_SIMD_BODY void Add(int64_t p, int64_t offset) const {
     const float* from = source + offset;
     float* to = sums + int64_t{targets[p]} * dim;
     const float coefficient = kScaled ? coefficients[p] : 1.0f;
     const int64_t width = kDim > 0 ? kDim : dim;
+    constexpr int32_t kLanes = SimdFloats(kLevel);
     int64_t j = 0;
-    for (; j + 16 <= width; j += 16) AddColumns<16, kScaled>(from + j, coefficient, to + j);
-    for (; j + 4 <= width; j += 4) AddColumns<4, kScaled>(from + j, coefficient, to + j);
+    for (; j + kLanes <= width; j += kLanes) AddColumns<kLanes, kScaled>(from + j, coefficient, to + j);
+    for (; kLanes > 4 && j + 4 <= width; j += 4) AddColumns<4, kScaled>(from + j, coefficient, to + j);
     for (; j < width; ++j) AddColumns<1, kScaled>(from + j, coefficient, to + j);
   }
 
-  inline __attribute__((always_inline)) void operator()(int64_t p) const { Add(p, places.at(kMapped ? source_rows[p] : p)); }
+  HVD_CTR_SIMD_BODY void operator()(int64_t p) const { Add(p, places.at(kMapped ? source_rows[p] : p)); }
 
   const float* source;
   BagPlaces places;
@@ -73,7 +74,7 @@ struct Adder {
 
 /// All positions on this thread.
 template <typename AdderType>
-inline __attribute__((always_inline)) void AddAll(const ScatterArgs& args) {
+HVD_CTR_SIMD_BODY void AddAll(const ScatterArgs& args) {
   const AdderType add(args);
   const int64_t n = args.targets.size();
   if (AdderType::kHasMap) {
@@ -90,7 +91,7 @@ inline __attribute__((always_inline)) void AddAll(const ScatterArgs& args) {
 
 /// The positions whose target belongs to `part`: first listed without branches, block by block, then added.
 template <typename AdderType>
-inline __attribute__((always_inline)) void AddPart(const ScatterArgs& args, const PartOf& part_of, uint32_t part) {
+HVD_CTR_SIMD_BODY void AddPart(const ScatterArgs& args, const PartOf& part_of, uint32_t part) {
   const AdderType add(args);
   const int64_t n = args.targets.size();
   int32_t mine[kBlock];
@@ -107,22 +108,26 @@ inline __attribute__((always_inline)) void AddPart(const ScatterArgs& args, cons
 }
 
 /// parts == 1 runs all positions.
-template <int32_t kDim>
-inline __attribute__((always_inline)) void AddWidth(const ScatterArgs& args, const PartOf& part_of, uint32_t part) {
+template <SimdLevel kLevel, int32_t kDim>
+HVD_CTR_SIMD_BODY void AddWidth(const ScatterArgs& args, const PartOf& part_of, uint32_t part) {
   const bool all = part_of.parts == 1;
   if (args.source_rows == nullptr) {
-    return all ? AddAll<Adder<kDim, false, false>>(args) : AddPart<Adder<kDim, false, false>>(args, part_of, part);
+    return all ? AddAll<Adder<kLevel, kDim, false, false>>(args)
+               : AddPart<Adder<kLevel, kDim, false, false>>(args, part_of, part);
   }
   if (args.coefficients == nullptr) {
-    return all ? AddAll<Adder<kDim, true, false>>(args) : AddPart<Adder<kDim, true, false>>(args, part_of, part);
+    return all ? AddAll<Adder<kLevel, kDim, true, false>>(args) : AddPart<Adder<kLevel, kDim, true, false>>(args, part_of, part);
   }
-  return all ? AddAll<Adder<kDim, true, true>>(args) : AddPart<Adder<kDim, true, true>>(args, part_of, part);
+  return all ? AddAll<Adder<kLevel, kDim, true, true>>(args) : AddPart<Adder<kLevel, kDim, true, true>>(args, part_of, part);
 }
 
-HVD_CTR_CLONES void AddPositions(const ScatterArgs& args, const PartOf& part_of, uint32_t part) {
-  if (args.dim == 16) return AddWidth<16>(args, part_of, part);
-  AddWidth<0>(args, part_of, part);
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void AddPositionsBody(const ScatterArgs& args, const PartOf& part_of, uint32_t part) {
+  if (args.dim == 16) return AddWidth<kLevel, 16>(args, part_of, part);
+  AddWidth<kLevel, 0>(args, part_of, part);
 }
+
+HVD_CTR_SIMD_KERNEL(void, AddPositions, (const ScatterArgs& args, const PartOf& part_of, uint32_t part), (args, part_of, part))
 
 }  // namespace
 
