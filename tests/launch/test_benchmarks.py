@@ -1,0 +1,27 @@
+"""The scripts of benchmarks/ run, in sizes that measure nothing, and write their figures."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.run_ranks import REPOSITORY, clean_environment
+
+TINY = {
+    "train_step": "--depth 1 --batch 32 --scale 0.001 --rounds 1 --steps 1 --warm 1",
+}
+FIGURES = {"train_step": "workloads"}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("script", sorted(TINY))
+def test_script_runs_and_writes_its_figures(script, tmp_path):
+    figures = tmp_path / "figures.json"
+    command = [sys.executable, f"benchmarks/{script}.py", *TINY[script].split(), "--json", str(figures)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=clean_environment(), capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "|" in done.stdout  # a table
+    assert FIGURES[script] in json.loads(figures.read_text())
