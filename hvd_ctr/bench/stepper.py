@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,26 +29,42 @@ class Stepper:
 
     Args:
         make_model: builds and compiles the model; its embedding layer, if any, reads the input "ids".
-        batches: x and y in turn, without end: the pipeline asks for more than are trained.
+        batches: x and y in turn, without end: the pipeline asks for more than are trained. Of a tf.data.Dataset a step
+            without a pipeline takes its batch inside of its graph, as Keras' fit does: handing hundreds of tensors to a
+            tf.function takes longer than a step.
         depth: batches whose rows the pipeline fetches ahead; 0: no pipeline.
         comm: what the model and its steps communicate by; None: the job's communicator. `LocalComm()`: each rank
             trains on its own, so nothing is communicated, in the same processes.
     """
 
     def __init__(
-        self, make_model: Callable[[], HybridModel], batches: Iterator[Batch], depth: int = 0, comm: Comm | None = None
+        self,
+        make_model: Callable[[], HybridModel],
+        batches: Iterator[Batch] | tf.data.Dataset,
+        depth: int = 0,
+        comm: Comm | None = None,
     ) -> None:
         self._comm = comm or comms.current()
         with answering(self._comm):
             self.model = make_model()
             self.model.synchronise()
         self._pipeline: Pipeline[Batch] | None = None
-        self._stream: Iterator[tuple[Batch, Any]] = ((batch, ()) for batch in batches)
-        if depth:
+        self._stream: Iterator[Any] = iter(())
+        self._step: Any = None
+        if isinstance(batches, tf.data.Dataset) and not depth:
+            iterator = iter(batches)
+
+            def take() -> Tensor:
+                x, y = next(iterator)
+                return self._body(x, y, ())
+
+            self._stream, self._step = itertools.repeat(()), tf.function(take, autograph=False)
+        elif not depth:
+            self._stream = ((*batch, ()) for batch in batches)
+        else:
             tensors = (tf.nest.map_structure(tf.convert_to_tensor, batch) for batch in batches)
             self._pipeline = Pipeline(self._comm, self.model.embeddings, tensors, _inputs_of, _no_batch, depth)
-            self._stream = iter(self._pipeline)
-        self._step: Any = None
+            self._stream = ((*batch, tuple(staged)) for batch, staged in self._pipeline)
         self.loss = 0.0
 
     def run(self, steps: int) -> float:
@@ -55,10 +72,11 @@ class Stepper:
         with answering(self._comm):
             begin, loss = time.perf_counter(), self.loss
             for _ in range(steps):
-                (x, y), staged = next(self._stream)
+                arguments = next(self._stream)
                 if self._step is None:
-                    self._step = self._compiled((x, y, tuple(staged)))
-                loss = self._step(x, y, tuple(staged))
+                    specs = tensor_specs(tf.nest.map_structure(tf.convert_to_tensor, arguments))
+                    self._step = tf.function(self._body, input_signature=list(specs), autograph=False)
+                loss = self._step(*arguments)
             self.loss = float(loss)
             return 1e3 * (time.perf_counter() - begin) / steps
 
@@ -80,13 +98,8 @@ class Stepper:
             with answering(self._comm):
                 self._pipeline.close()
 
-    def _compiled(self, example: Any) -> Any:
-        specs = tensor_specs(tf.nest.map_structure(tf.convert_to_tensor, example))
-
-        def step(x: Any, y: Tensor, staged: Any) -> Tensor:
-            return self.model.hybrid_step(x, y, staged=staged).loss
-
-        return tf.function(step, input_signature=list(specs), autograph=False)
+    def _body(self, x: Any, y: Tensor, staged: Any) -> Tensor:
+        return self.model.hybrid_step(x, y, staged=staged).loss
 
 
 def _inputs_of(batch: Batch) -> Inputs:

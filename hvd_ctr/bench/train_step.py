@@ -79,11 +79,16 @@ def power_law_ids(rng: np.random.Generator, count: int, cardinality: int) -> NDA
     exponent = 1 - _EXPONENT
     x = (1 - rng.random(count) * (1 - cardinality**exponent)) ** (1 / exponent)
     popularity = np.minimum(x.astype(np.int64) - 1, cardinality - 1).clip(0)
+    spread: NDArray[np.int64] = popularity * stride_over(cardinality) % cardinality
+    return spread
+
+
+def stride_over(cardinality: int) -> int:
+    """Multiplied by this, modulo the cardinality, numbers spread over a table without two falling together."""
     stride = int(cardinality * 0.6180339887) | 1
     while math.gcd(stride, cardinality) != 1:
         stride += 1
-    spread: NDArray[np.int64] = popularity * stride % cardinality
-    return spread
+    return stride
 
 
 def make_batches(workload: Workload, rank: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
