@@ -9,9 +9,10 @@ import pytest
 from tests.support.run_ranks import REPOSITORY, clean_environment
 
 TINY = {
+    "growth": "--axes hotness --ids 260 --rounds 1 --steps 1 --ranks 1",
     "train_step": "--depth 1 --batch 32 --scale 0.001 --rounds 1 --steps 1 --warm 1",
 }
-FIGURES = {"train_step": "workloads"}
+FIGURES = {"growth": "axes", "train_step": "workloads"}
 
 
 @pytest.mark.ranks
