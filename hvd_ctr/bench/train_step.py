@@ -3,15 +3,16 @@
 26 categorical features with Criteo-Kaggle's cardinalities times SCALE, power-law ids (exponent 1.1) spread over the
 table, 13 dense features, one MLP, Adagrad with learning rate 0.05 on rows and dense weights, synchronous steps. By
 environment: SCALE (0.25), DIM (16), BATCH per rank (4096), STEPS timed (60), WARM steps before (15), MLP ("256,128"),
-SLOTS per rank (2,097,152). Ids depend on the rank only, as in the comparison's own generator.
+SLOTS per rank (2,097,152), DEPTH of the pipeline (0: none). Ids depend on the rank only, as in the comparison's own
+generator; they are made beforehand, so reading is free.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_ctr import comm as comms
+from hvd_ctr.bench.stepper import ReadyRows, Stepper
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
 from hvd_ctr.data.synthetic import CRITEO_CARDINALITIES
 from hvd_ctr.layers import MixCacheEmbedding
@@ -43,6 +45,7 @@ class Workload:
     warm: int = 15
     mlp: tuple[int, ...] = (256, 128)
     slots: int = 1 << 21
+    depth: int = 0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Workload:
@@ -76,11 +79,16 @@ def power_law_ids(rng: np.random.Generator, count: int, cardinality: int) -> NDA
     exponent = 1 - _EXPONENT
     x = (1 - rng.random(count) * (1 - cardinality**exponent)) ** (1 / exponent)
     popularity = np.minimum(x.astype(np.int64) - 1, cardinality - 1).clip(0)
+    spread: NDArray[np.int64] = popularity * stride_over(cardinality) % cardinality
+    return spread
+
+
+def stride_over(cardinality: int) -> int:
+    """Multiplied by this, modulo the cardinality, numbers spread over a table without two falling together."""
     stride = int(cardinality * 0.6180339887) | 1
     while math.gcd(stride, cardinality) != 1:
         stride += 1
-    spread: NDArray[np.int64] = popularity * stride % cardinality
-    return spread
+    return stride
 
 
 def make_batches(workload: Workload, rank: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
@@ -106,46 +114,60 @@ def build(workload: Workload) -> HybridModel:
     ids = keras.Input((len(features),), dtype="int64", name="ids")
     embedding = MixCacheEmbedding(features, CacheConfig(slots=workload.slots), name="embedding")
     x = embedding(ids, dense=dense_input)
+    return _compiled({"dense_features": dense_input, "ids": ids}, x, workload)
+
+
+def dense_only(workload: Workload) -> HybridModel:
+    """The same tower on ready-made rows (B, 13 + 26 D), with gradients for them: what no embedding can be faster
+    than.
+    """
+    columns = _DENSE + len(workload.cardinalities) * workload.dim
+    inputs = keras.Input((columns,), name="rows")
+    return _compiled({"rows": inputs}, ReadyRows(name="ready")(inputs), workload)
+
+
+def _compiled(inputs: dict[str, Any], x: Any, workload: Workload) -> HybridModel:
     for width in workload.mlp:
         x = keras.layers.Dense(width, activation="relu")(x)
-    model = HybridModel({"dense_features": dense_input, "ids": ids}, keras.layers.Dense(1)(x))
+    model = HybridModel(inputs, keras.layers.Dense(1)(x))
     model.compile(keras.optimizers.Adagrad(_LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))
     return model
+
+
+def embedding_steps(workload: Workload, depth: int, comm: comms.Comm | None = None) -> Stepper:
+    """Steps of the model on this rank's batches."""
+    ids, dense, labels = make_batches(workload, comms.current().rank)
+    numbers = itertools.cycle(range(len(ids)))  # the pipeline asks for more than are trained
+    batches = (({"dense_features": dense[s], "ids": ids[s]}, labels[s, :, None]) for s in numbers)
+    keras.utils.set_random_seed(_SEED)
+    return Stepper(lambda: build(workload), batches, depth, comm)
+
+
+def dense_steps(workload: Workload) -> Stepper:
+    """Steps of the dense-only ceiling, on one batch again and again."""
+    rng = np.random.default_rng(_SEED)
+    columns = _DENSE + len(workload.cardinalities) * workload.dim
+    rows = tf.constant(rng.random((workload.batch, columns), dtype=np.float32))
+    labels = tf.constant((rng.random((workload.batch, 1)) < 0.25).astype(np.float32))
+    keras.utils.set_random_seed(_SEED)
+    return Stepper(lambda: dense_only(workload), itertools.repeat(({"rows": rows}, labels)))
 
 
 def main() -> int:
     """Runs the workload and prints one line on rank 0."""
     comm = comms.init()
     workload = Workload.from_environment(os.environ)
-    ids, dense, labels = make_batches(workload, comm.rank)
-    keras.utils.set_random_seed(_SEED)
-    model = build(workload)
-    model.synchronise()
-
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, ids.shape[2]], tf.int64),
-            tf.TensorSpec([None, _DENSE], tf.float32),
-            tf.TensorSpec([None], tf.float32),
-        ]
-    )
-    def step(ids: tf.Tensor, dense: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        return model.hybrid_step({"dense_features": dense, "ids": ids}, labels[:, None]).loss
-
-    for s in range(workload.warm):
-        step(ids[s], dense[s], labels[s])
-    loss = 0.0
-    begin = time.perf_counter()
-    for s in range(workload.warm, workload.warm + workload.steps):
-        loss = step(ids[s], dense[s], labels[s])
-    seconds = time.perf_counter() - begin
+    steps = embedding_steps(workload, workload.depth)
+    steps.run(workload.warm)
+    milliseconds = steps.run(workload.steps)
     if comm.rank == 0:
-        rate = workload.steps * workload.batch * comm.size / seconds
-        stats = model.embeddings[0].cache_stats()["total"]
+        rate = 1e3 * workload.batch * comm.size / milliseconds
+        stats = steps.model.embeddings[0].cache_stats()["total"]
         print(
-            f"hvd_ctr ranks={comm.size} batch={workload.batch} dim={workload.dim} "
-            f"mlp={list(workload.mlp)} samples/s={rate:.0f} "
-            f"ms/step={1e3 * seconds / workload.steps:.2f} loss={float(loss):.4f} hit_rate={stats['hit_rate']:.3f}",
+            f"hvd_ctr ranks={comm.size} batch={workload.batch} dim={workload.dim} mlp={list(workload.mlp)} "
+            f"depth={workload.depth} samples/s={rate:.0f} ms/step={milliseconds:.2f} loss={steps.loss:.4f} "
+            f"hit_rate={stats['hit_rate']:.3f}",
             flush=True,
         )
+    steps.close()
     return 0

@@ -104,6 +104,7 @@ class TableGroup:
         #: makes no use of them.
         self.window = cache.window if cache.policy == "lookahead" else 0
         self._exchange = row_exchange(exchange, comm)
+        self._prepare = id_ops.BatchPreparer(layout.tables, layout.features, layout.feature_tables, comm.size)
         limited = [table for table in layout.tables if table.max_rows or table.max_idle_steps]
         self._sweeps = sorted({table.sweep_every_steps for table in limited})
         self._has_max_rows = any(table.max_rows for table in limited)
@@ -150,17 +151,7 @@ class TableGroup:
             feature_splits: (F+1) int64 borders of the features in flat ids; None for (B, F).
             facts: what the other ranks are told about this batch.
         """
-        return id_ops.prepare_batch(
-            ids,
-            feature_splits=feature_splits,
-            batch_rows=facts.rows,
-            weight_sum=facts.weight_sum,
-            error_text=facts.error,
-            tables=self.layout.tables,
-            features=self.layout.features,
-            feature_tables=self.layout.feature_tables,
-            world_size=self._comm.size,
-        )
+        return self._prepare(ids, feature_splits, facts.rows, facts.weight_sum, facts.error)
 
     def input_dist(self, prepared: PreparedIds) -> ReceivedWords:
         """Key exchange. Collective."""

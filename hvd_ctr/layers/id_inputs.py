@@ -93,19 +93,33 @@ def group_ids(layer: str, features: Sequence[FeatureConfig], layout: GroupLayout
     """
     if not isinstance(inputs, Mapping):
         check_integer(layer, "the id matrix", inputs.dtype)
-        order = [list(features).index(feature) for feature in layout.features]
+        # By name: to compare configurations would take longer than the lookup itself with hundreds of features.
+        columns = {feature.name: column for column, feature in enumerate(features)}
+        order = [columns[feature.name] for feature in layout.features]
         ids = tf.cast(inputs, tf.int64)
         ids = ids if order == list(range(len(order))) else tf.gather(ids, order, axis=1)
         return GroupIds(ids, None, tf.shape(ids)[0])
     if all(is_single(feature) for feature in features):
-        columns = [tf.cast(tf.reshape(_dense_ids(layer, f, inputs), [-1]), tf.int64) for f in layout.features]
-        return GroupIds(tf.stack(columns, axis=1), None, tf.shape(columns[0])[0])
+        ids = _matrix([_dense_ids(layer, feature, inputs) for feature in layout.features])
+        return GroupIds(ids, None, tf.shape(ids)[0])
     bags = tuple(_bags(layer, feature, inputs) for feature in layout.features)
     sizes = [tf.shape(bag.values, tf.int64)[0] for bag in bags]
     feature_splits = tf.cumsum(tf.stack([tf.constant(0, tf.int64), *sizes]))
     return GroupIds(
         tf.concat([bag.values for bag in bags], axis=0), feature_splits, tf.shape(bags[0].splits)[0] - 1, bags
     )
+
+
+def _matrix(columns: Sequence[Tensor]) -> Tensor:
+    """Ids of F features, each (B,) or (B, 1), to (B, F) int64; in one operation where all of them are alike, since with
+    hundreds of features an operation for each would take longer than the lookup.
+    """
+    if any(column.shape.rank != columns[0].shape.rank for column in columns):
+        columns = [tf.reshape(column, [-1]) for column in columns]
+    if any(column.dtype != columns[0].dtype for column in columns):
+        columns = [tf.cast(column, tf.int64) for column in columns]
+    matrix = tf.stack(columns, axis=1) if columns[0].shape.rank == 1 else tf.concat(columns, axis=1)
+    return tf.cast(matrix, tf.int64)
 
 
 def _dense_ids(layer: str, feature: FeatureConfig, inputs: Mapping[str, Any]) -> Tensor:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
+
+from hvd_ctr.ops import interaction_ops
 
 
 def _vectors_shape(layer: keras.layers.Layer, shape: Any, fewest: int) -> tuple[Any, int, Any]:
@@ -24,6 +25,14 @@ def _vectors_shape(layer: keras.layers.Layer, shape: Any, fewest: int) -> tuple[
     if len(shape) != 3 or shape[1] is None or shape[1] < fewest:
         raise ValueError(f"layer {layer.name}: input must be (B, F, D) with F known and at least {fewest}, got {shape}")
     return shape[0], int(shape[1]), shape[2]
+
+
+def _fused(fused: Callable[[Any], Any], plain: Callable[[Any], Any], vectors: Any) -> Any:
+    """The fused operation, in float32 also where layers compute in fewer bits; TensorFlow's for float64."""
+    vectors = tf.convert_to_tensor(vectors)
+    if vectors.dtype == tf.float64:
+        return plain(vectors)
+    return tf.cast(fused(tf.cast(vectors, tf.float32)), vectors.dtype)
 
 
 @keras.saving.register_keras_serializable("hvd_ctr")
@@ -38,9 +47,7 @@ class FactorizationMachine(keras.layers.Layer):
         self.built = True
 
     def call(self, vectors: Any) -> Any:
-        of_sum = tf.square(tf.reduce_sum(vectors, axis=1))
-        of_each = tf.reduce_sum(tf.square(vectors), axis=1)
-        return 0.5 * tf.reduce_sum(of_sum - of_each, axis=1, keepdims=True)
+        return _fused(interaction_ops.pair_sum, interaction_ops.plain_pair_sum, vectors)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, int]:
         return input_shape[0], 1
@@ -54,35 +61,11 @@ class DotInteraction(keras.layers.Layer):
     """
 
     def build(self, input_shape: Any) -> None:
-        _, features, _ = _vectors_shape(self, input_shape, 2)
-        rows, columns = np.tril_indices(features, -1)
-        self._pair_cells = (rows * features + columns).astype(np.int32)
-        # For each cell (f, g) the pair it belongs to; the diagonal points to a column of zeros behind the pairs.
-        cell_pairs = np.full((features, features), len(rows), np.int32)
-        cell_pairs[rows, columns] = cell_pairs[columns, rows] = np.arange(len(rows))
-        self._cell_pairs = cell_pairs.reshape(-1)
+        _vectors_shape(self, input_shape, 2)
         self.built = True
 
     def call(self, vectors: Any) -> Any:
-        return self._pairs(vectors)
-
-    def _pairs(self, vectors: tf.Tensor) -> tf.Tensor:
-        features = vectors.shape[1]
-
-        # TensorFlow's gradient of the gather scatters; a gather through the inverse map and one product do the same.
-        @tf.custom_gradient
-        def pairs(inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            products = tf.reshape(tf.matmul(inputs, inputs, transpose_b=True), [-1, features * features])
-
-            def gradient(upstream: tf.Tensor) -> tf.Tensor:
-                padded = tf.pad(upstream, [[0, 0], [0, 1]])
-                cells = tf.gather(padded, self._cell_pairs, axis=1)
-                return tf.matmul(tf.reshape(cells, [-1, features, features]), inputs)
-
-            return tf.gather(products, self._pair_cells, axis=1), gradient
-
-        result: tf.Tensor = pairs(vectors)
-        return result
+        return _fused(interaction_ops.dot_pairs, interaction_ops.plain_dot_pairs, vectors)
 
     def compute_output_shape(self, input_shape: Any) -> tuple[Any, int]:
         batch, features, _ = _vectors_shape(self, input_shape, 2)

@@ -11,7 +11,8 @@ float32. The embedding layer maps ids `(B, F)` to vectors `(B, F, D)`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,20 @@ def build_model(
     widths = sorted({feature.table.dim for feature in features})
     if len(widths) > 1:
         raise ValueError(f"model {config.name!r} needs tables of one dim, got {widths}; set embedding.dim for all")
-    return model.build(config, features, dense_columns, embedding_layer)
+    with _computing_in(config.compute_dtype):
+        return model.build(config, features, dense_columns, embedding_layer)
+
+
+@contextlib.contextmanager
+def _computing_in(dtype: str) -> Iterator[None]:
+    """Layers made meanwhile compute in bfloat16 and keep float32 weights; for float32 as Keras is set."""
+    before = keras.config.dtype_policy()
+    try:
+        if dtype == "bfloat16":
+            keras.config.set_dtype_policy("mixed_bfloat16")
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def _find(name: str) -> _Model:

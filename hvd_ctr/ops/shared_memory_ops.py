@@ -59,3 +59,8 @@ def allreduce(values: Sequence[Tensor], channel: str) -> list[Tensor]:
     `alltoall`.
     """
     return list(native.ops().hvd_ctr_shared_allreduce(values=list(values), channel=channel))
+
+
+# hvd_ctr/comm.py gives alltoall its gradient, the reverse exchange under a name of its own.
+for _name in ("GroupCreate", "GroupConnect", "Alltoall", "Allgather", "Allreduce"):
+    tf.no_gradient(f"HvdCtrShared{_name}")

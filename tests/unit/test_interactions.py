@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_ctr.layers.interactions import CrossNetV2, DotInteraction, FactorizationMachine
+from hvd_ctr.ops import interaction_ops
 
 
 def _vectors(batch: int = 5, features: int = 4, dim: int = 3, seed: int = 0) -> np.ndarray:
@@ -110,3 +111,73 @@ def test_symbolic_shapes_match_the_values() -> None:
     assert FactorizationMachine()(vectors).shape == (None, 1)
     assert DotInteraction()(vectors).shape == (None, 15)
     assert CrossNetV2()(keras.Input((9,))).shape == (None, 9)
+
+
+FUSED = {
+    "dot_pairs": (interaction_ops.dot_pairs, interaction_ops.plain_dot_pairs),
+    "pair_sum": (interaction_ops.pair_sum, interaction_ops.plain_pair_sum),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("shape", [(4096, 26, 16), (7, 2, 1), (3, 17, 15), (5, 33, 40), (2, 3, 64), (0, 26, 16)])
+def test_fused_interactions_equal_the_composition(name: str, shape: tuple[int, int, int]) -> None:
+    """Within 1e-6 of the largest value, forward and gradient."""
+    fused, plain = FUSED[name]
+    vectors = tf.constant(_vectors(*shape, seed=3) / np.sqrt(shape[2]), tf.float32)
+    results = []
+    for function in (fused, plain):
+        with tf.GradientTape() as tape:
+            tape.watch(vectors)
+            outputs = function(vectors)
+            upstream = tf.constant(np.random.default_rng(1).normal(size=outputs.shape), tf.float32)
+            total = tf.reduce_sum(outputs * upstream)
+        results.append((outputs.numpy(), tape.gradient(total, vectors).numpy()))
+    for mine, other in zip(*results, strict=True):
+        assert mine.shape == other.shape
+        # The composition of pair_sum itself cancels: both are compared on the scale of what they subtract.
+        scale = max(1.0, np.abs(other).max(initial=0.0), shape[1] if name == "pair_sum" else 0)
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_interactions_know_their_shapes_and_have_second_derivatives(name: str) -> None:
+    fused, _ = FUSED[name]
+    unknown = tf.function(fused, input_signature=[tf.TensorSpec([None, 5, 3])]).get_concrete_function()
+    assert unknown.output_shapes.as_list() == [None, 10 if name == "dot_pairs" else 1]
+    vectors = tf.constant(_vectors(2, 4, 3))
+    weight = tf.constant(np.random.default_rng(4).normal(size=(2, 6 if name == "dot_pairs" else 1)).astype(np.float32))
+
+    def first_gradient(vectors):
+        with tf.GradientTape() as tape:
+            tape.watch([vectors, weight])
+            total = tf.reduce_sum(tf.square(fused(vectors)) * weight)
+        return tf.concat([tf.reshape(part, [-1]) for part in tape.gradient(total, [vectors, weight])], 0)
+
+    along = tf.constant(_vectors(2, 4, 3, seed=9))
+    with tf.GradientTape() as tape:
+        tape.watch(vectors)
+        gradient = first_gradient(vectors)
+        total = tf.reduce_sum(tf.square(gradient))
+    slope = tf.reduce_sum(tape.gradient(total, vectors) * along)
+    step = 1e-3
+    ends = [tf.reduce_sum(tf.square(first_gradient(vectors + sign * step * along))) for sign in (1, -1)]
+    np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=2e-2)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_interactions_refuse_other_shapes(name: str) -> None:
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+        FUSED[name][0](tf.zeros([3, 4]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="F at least 1"):
+        FUSED[name][0](tf.zeros([3, 0, 4]))
+
+
+@pytest.mark.parametrize("layer", [DotInteraction, FactorizationMachine])
+@pytest.mark.parametrize("dtype", ["float64", "mixed_bfloat16"])
+def test_interactions_of_other_types(layer, dtype: str) -> None:
+    vectors = _vectors(features=6)
+    result = layer(dtype=dtype)(vectors)
+    assert result.dtype == ("bfloat16" if dtype == "mixed_bfloat16" else dtype)
+    tolerance = 0.05 if dtype == "mixed_bfloat16" else 1e-5
+    np.testing.assert_allclose(tf.cast(result, tf.float32), layer()(vectors), rtol=tolerance, atol=tolerance)

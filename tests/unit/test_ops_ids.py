@@ -216,3 +216,20 @@ def test_initial_rows_depend_on_seed_table_id_and_column_only():
     ).numpy()
     assert abs(normal.mean()) < 0.03
     assert abs(normal.std() - 2.0) < 0.03
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("splits", [None, [0, 3, 6]])
+def test_a_batch_preparer_gives_what_prepare_batch_gives(splits, in_graph):
+    features = [FeatureConfig("clicked", table=TableConfig("item")), FeatureConfig("user", table=TableConfig("user"))]
+    ids = [[7, 1], [7, 2], [3, 1]] if splits is None else [7, 7, 3, 1, 2, 1]
+    expected = prepare(ids, splits, features, world_size=2)
+    preparer = id_ops.BatchPreparer([f.table for f in features], features, [0, 1], 2)
+
+    def call():
+        return preparer(tf.constant(ids, tf.int64), None if splits is None else tf.constant(splits, tf.int64), 3, 3, "")
+
+    for _ in range(2):
+        found = (tf.function(call) if in_graph else call)()
+        for mine, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(mine, other)

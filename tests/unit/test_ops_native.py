@@ -12,6 +12,7 @@ from tensorflow.python.framework.ops import gradient_registry
 # They register gradients.
 from hvd_ctr.ops import (  # noqa: F401  (they register gradients)
     id_ops,
+    interaction_ops,
     mix_cache_ops,
     native,
     plan_ops,
@@ -97,12 +98,15 @@ def test_ops_that_touch_a_cache_or_an_exchange_are_stateful():
     }
 
 
+DIFFERENTIABLE = {"HvdCtrPoolRows", "HvdCtrDotPairs", "HvdCtrDotPairsGrad", "HvdCtrPairSum", "HvdCtrPairSumGrad"}
+
+
 def test_every_op_has_a_gradient_decision():
     """An op without one raises only when somebody differentiates through it."""
     names = {"".join(part.capitalize() for part in n.split("_")) for n in dir(native.ops()) if n.startswith("hvd_ctr_")}
     for name in sorted(name for name in names if not name.endswith("EagerFallback")):
         gradient = gradient_registry.lookup(name)  # LookupError where none is registered.
-        assert (gradient is not None) == (name == "HvdCtrPoolRows"), name
+        assert (gradient is not None) == (name in DIFFERENTIABLE), name
 
 
 @pytest.mark.parametrize(
