@@ -18,6 +18,7 @@ from hvd_ctr import models
 from hvd_ctr.cli import assemble, plan_report
 from hvd_ctr.cli.plan_findings import Finding, Machine, findings_of
 from hvd_ctr.config import ConfigError, FeatureConfig, TrainConfig
+from hvd_ctr.data.parquet import CHUNK_ROWS
 from hvd_ctr.embedding.group_plan import GroupDemand, GroupPlan, plan_group
 from hvd_ctr.embedding.id_counts import read_counts
 from hvd_ctr.embedding.id_stream import IdCounts
@@ -32,8 +33,9 @@ _FLOAT_BYTES = 4
 _DENSE_COPIES = {"adam": 4, "adagrad": 3, "sgd": 2}
 # Bytes of a line, where the readers hold raw rows to shuffle them.
 _CRITEO_LINE_BYTES = 240
-# Of a reader: blocks of text and what they are parsed to, decoded columns.
-_READER_BLOCKS = 4
+# Of a reader, beside the rows to shuffle: text as it is read, split and read ahead; columns as they are decoded.
+_READER_BLOCKS = 8
+_READER_CHUNKS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +268,8 @@ def _rank_memory(
     # Loaded, fetched, training, and one being read; lookahead reads further.
     flying = 2 * depth + 2 + (cache.window if cache.policy == "lookahead" and depth > 0 else 0)
     line = _CRITEO_LINE_BYTES if config.data.format == "criteo" else 8 * (dense + sparse) + 8
-    shuffle = config.data.shuffle_rows * line + _READER_BLOCKS * config.data.block_bytes
+    read_ahead = _READER_CHUNKS * CHUNK_ROWS * line if config.data.columns else _READER_BLOCKS * config.data.block_bytes
+    shuffle = config.data.shuffle_rows * line + read_ahead
     dense_bytes = weights * _FLOAT_BYTES * _DENSE_COPIES[config.train.dense_optimizer.kind]
     return RankMemory(PROCESS_BYTES, dense_bytes, flying * read + trained + rows, shuffle)
 

@@ -123,7 +123,12 @@ class DataConfig(_Frozen):
         description="A line that cannot be parsed: skip and count it, or stop with file and line number.",
     )
     block_bytes: int = Field(
-        default=8 << 20, ge=64, description="Size of one read of a text file, in bytes after decompression."
+        default=1 << 20,
+        ge=64,
+        description=(
+            "Size of one read of a text file, in bytes after decompression; the next one is read ahead. Larger blocks "
+            "do not fit into a core's cache between reading and parsing, and are slower."
+        ),
     )
     eval_rows: int | None = Field(
         default=None, ge=1, description="Evaluate on the first eval_rows rows only; null: all."

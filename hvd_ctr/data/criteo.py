@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvd_ctr.config import CRITEO_DENSE_NAMES, CRITEO_SPARSE_NAMES
 from hvd_ctr.data.batch import Batch
-from hvd_ctr.data.dealing import Window
+from hvd_ctr.data.dealing import Piece, Window
 from hvd_ctr.data.line_source import LineBlock, LineSource
 from hvd_ctr.data.reader import Dealing, FaultLog, Reader
 from hvd_ctr.ops import reader_ops
@@ -77,8 +77,36 @@ class CriteoReader(Reader):
         self._source = LineSource(paths, self._block_bytes)
         for blocks in _group(self._checked(self._source.blocks()), self._dealing.shuffle_rows):
             rows = sum(len(b) for b in blocks)
-            yield _LineWindow(blocks, first_row, self._has_label, self._faults)
+            yield _LineWindow(blocks, first_row)
             first_row += rows
+
+    def _take(self, pieces: Sequence[Piece]) -> Batch:
+        windows = [cast(_LineWindow, piece.window) for piece in pieces]
+        starts = np.cumsum([0, *(w.text_bytes for w in windows)])
+        parsed = reader_ops.parse_criteo(
+            [text for w in windows for text in w.texts],
+            np.concatenate([w.begins[p.positions] + at for w, p, at in zip(windows, pieces, starts, strict=False)]),
+            np.concatenate([w.ends[p.positions] + at for w, p, at in zip(windows, pieces, starts, strict=False)]),
+            has_label=self._has_label,
+        )
+        self._faults.counts["stripped"] += int(np.count_nonzero(parsed.stripped))
+        rows = np.concatenate([p.positions + w.first_row for w, p in zip(windows, pieces, strict=True)])
+        batch = Batch(parsed.dense, parsed.ids, parsed.labels, None, rows)
+        good = parsed.faults == 0
+        if good.all():
+            return batch
+        begin = 0
+        for window, piece in zip(windows, pieces, strict=True):
+            end = begin + len(piece.positions)
+            self._report(window, piece.positions, parsed.faults[begin:end])
+            begin = end
+        return batch.select(good)
+
+    def _report(self, window: _LineWindow, positions: NDArray[np.int64], faults: NDArray[np.int32]) -> None:
+        for fault in np.unique(faults[faults != 0]):
+            name, meaning = FAULTS[fault]
+            bad = positions[faults == fault]
+            self._faults.bad(name, window.place(int(bad[0])), meaning, len(bad))
 
     def _checked(self, blocks: Iterator[LineBlock]) -> Iterator[LineBlock]:
         """The blocks; the first of each file is looked at as a whole, by every rank alike.
@@ -129,44 +157,26 @@ def _group(blocks: Iterator[LineBlock], rows: int) -> Iterator[list[LineBlock]]:
 
 
 class _LineWindow(Window):
-    """The raw text of a window's lines; it lives until its last batch is parsed."""
+    """The raw text of a window's lines; it lives until its last batch is parsed.
 
-    def __init__(self, blocks: Sequence[LineBlock], first_row: int, has_label: bool, faults: FaultLog) -> None:
-        self._blocks = tuple(blocks)
+    texts: string scalars, taken as one text of text_bytes bytes in which line i is [begins[i], ends[i]).
+    """
+
+    def __init__(self, blocks: Sequence[LineBlock], first_row: int) -> None:
+        starts = np.cumsum([0, *(b.text_bytes for b in blocks)])
+        self.texts = [b.text for b in blocks]
+        self.text_bytes = int(starts[-1])
+        self.begins = np.concatenate([b.begins + start for b, start in zip(blocks, starts, strict=False)])
+        self.ends = np.concatenate([b.ends + start for b, start in zip(blocks, starts, strict=False)])
+        self.first_row = first_row
         self._first_positions = np.cumsum([0, *(len(b) for b in blocks)])
-        self._first_row = first_row
-        self._has_label = has_label
-        self._faults = faults
+        self._places = [(b.path, b.first_line) for b in blocks]
 
     def __len__(self) -> int:
-        return int(self._first_positions[-1])
+        return len(self.begins)
 
-    def take(self, positions: NDArray[np.int64]) -> Batch:
-        n = len(positions)
-        labels, dense = np.empty(n, np.float32), np.empty((n, len(CRITEO_DENSE_NAMES)), np.float32)
-        ids, faults = np.empty((n, len(CRITEO_SPARSE_NAMES)), np.int64), np.empty(n, np.int32)
-        block_of = np.searchsorted(self._first_positions, positions, side="right") - 1
-        for index in np.unique(block_of):
-            block = self._blocks[index]
-            which = np.flatnonzero(block_of == index)
-            lines = positions[which] - self._first_positions[index]
-            parsed = reader_ops.parse_criteo(
-                block.text, block.begins[lines], block.ends[lines], has_label=self._has_label
-            )
-            labels[which], dense[which], ids[which], faults[which] = parsed[:4]
-            self._faults.counts["stripped"] += int(np.count_nonzero(parsed.stripped))
-        batch = Batch(dense, ids, labels, None, positions + self._first_row)
-        good = faults == 0
-        if good.all():
-            return batch
-        for fault in np.unique(faults[~good]):
-            name, meaning = FAULTS[fault]
-            bad = positions[faults == fault]
-            self._faults.bad(name, self._place(int(bad[0])), meaning, len(bad))
-        return batch.select(good)
-
-    def _place(self, position: int) -> str:
+    def place(self, position: int) -> str:
         """file:line of a line of the window."""
         index = int(np.searchsorted(self._first_positions, position, side="right")) - 1
-        block = self._blocks[index]
-        return f"{block.path}:{block.first_line + position - int(self._first_positions[index])}"
+        path, first_line = self._places[index]
+        return f"{path}:{first_line + position - int(self._first_positions[index])}"

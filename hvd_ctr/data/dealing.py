@@ -18,23 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_ctr.data.batch import Batch
-
 # Purposes of the random streams, so that no two draw the same numbers.
 _FILE_ORDER = 1
 _WINDOW_ORDER = 2
 
 
 class Window(ABC):
-    """Consecutive rows of the stream, held raw; only the rows a rank takes are parsed."""
+    """Consecutive rows of the stream, held raw; only the rows a rank takes are parsed (Reader._take)."""
 
     @abstractmethod
     def __len__(self) -> int:
         """Number of rows."""
-
-    @abstractmethod
-    def take(self, positions: NDArray[np.int64]) -> Batch:
-        """Parses the rows at these positions of the window, in this order; bad rows are left out and counted."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Lines of plain or gzip text files, read in large blocks.
+"""Lines of plain or gzip text files, read in large blocks, the next one ahead by a thread.
 
 A block holds whole lines only: what follows the last newline is carried over to the next block, and at a file's end an
 unfinished line is a line. Two files never share a line. Compression is told from the first two bytes, not from the
@@ -10,24 +10,23 @@ name.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from isal import igzip, isal_zlib
 from numpy.typing import NDArray
 
+from hvd_ctr.data import gzip_files
+from hvd_ctr.data.ahead import read_ahead
 from hvd_ctr.ops import reader_ops
 
 # A text line is some hundred bytes; without a limit a binary file would be read whole, block after block, before it
 # fails.
 MAX_LINE_BYTES = 1 << 20
-_DAMAGED: tuple[type[Exception], ...] = (igzip.BadGzipFile, isal_zlib.error, zlib.error)  # type: ignore[assignment]
-_GZIP_MAGIC = b"\x1f\x8b"
 _NEWLINE = 10
 
 
@@ -35,11 +34,12 @@ _NEWLINE = 10
 class LineBlock:
     """n whole lines of one file: line i is text[begins[i]:ends[i]], without its newline.
 
-    text: string scalar tensor, made once for all ops that read it.
+    text: string scalar tensor of text_bytes bytes, made once for all ops that read it.
     begins, ends: (n,) int64, byte offsets. first_line: 1-based number in the file of line 0.
     """
 
     text: Any
+    text_bytes: int
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
     path: str
@@ -52,8 +52,8 @@ class LineBlock:
     def split(self, lines: int) -> tuple[LineBlock, LineBlock]:
         """The first `lines` lines and the others, sharing the text."""
         return (
-            LineBlock(self.text, self.begins[:lines], self.ends[:lines], self.path, self.first_line),
-            LineBlock(self.text, self.begins[lines:], self.ends[lines:], self.path, self.first_line + lines),
+            replace(self, begins=self.begins[:lines], ends=self.ends[:lines]),
+            replace(self, begins=self.begins[lines:], ends=self.ends[lines:], first_line=self.first_line + lines),
         )
 
 
@@ -76,18 +76,22 @@ class LineSource:
 
         Raises ValueError naming the file when its compressed data is cut short or damaged, or a line exceeds 1 MiB.
         """
-        for index, path in enumerate(self._paths):
-            before = sum(self._sizes[:index])
-            with open(path, "rb", buffering=0) as raw:
-                for block in self._file(path, raw):
-                    self._bytes_read = before + raw.tell()
-                    yield block
-            self._bytes_read = before + self._sizes[index]
+        with contextlib.closing(read_ahead(self._blocks())) as blocks:
+            for block, bytes_read in blocks:
+                self._bytes_read = bytes_read
+                yield block
+        self._bytes_read = sum(self._sizes)
 
-    def _file(self, path: str, raw: io.FileIO) -> Iterator[LineBlock]:
-        compressed = raw.read(2) == _GZIP_MAGIC
-        raw.seek(0)
-        stream = igzip.GzipFile(fileobj=raw, mode="rb") if compressed else raw  # type: ignore[no-untyped-call]
+    def _blocks(self) -> Generator[tuple[LineBlock, int], None, None]:
+        """Blocks, and the files' bytes read up to their ends."""
+        before = 0
+        for path, size in zip(self._paths, self._sizes, strict=True):
+            with open_text(path) as (raw, stream):
+                for block in self._file(path, stream):
+                    yield block, before + raw.tell()
+            before += size
+
+    def _file(self, path: str, stream: io.FileIO | gzip_files.Stream) -> Iterator[LineBlock]:
         line = 1
         rest = b""
         while True:
@@ -98,7 +102,7 @@ class LineSource:
             begins, ends = offsets[:-1], offsets[1:]
             if len(begins):
                 ends = ends - (np.frombuffer(text, np.uint8)[ends - 1] == _NEWLINE)
-                yield LineBlock(tensor, begins, ends, path, line)
+                yield LineBlock(tensor, len(text), begins, ends, path, line)
                 line += len(begins)
             rest = text[offsets[-1] :]
             if not data:
@@ -109,11 +113,21 @@ class LineSource:
                 )
 
 
-def _read(stream: igzip.GzipFile | io.FileIO, block_bytes: int, path: str) -> bytes:
+@contextlib.contextmanager
+def open_text(path: str) -> Iterator[tuple[io.FileIO, io.FileIO | gzip_files.Stream]]:
+    """The file itself, and the stream of its text: decompressed if it is a gzip file."""
+    with open(path, "rb", buffering=0) as raw:
+        os.posix_fadvise(raw.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        compressed = raw.read(len(gzip_files.MAGIC)) == gzip_files.MAGIC
+        raw.seek(0)
+        yield raw, gzip_files.reader(raw) if compressed else raw
+
+
+def _read(stream: io.FileIO | gzip_files.Stream, block_bytes: int, path: str) -> bytes:
     try:
         data: bytes = stream.read(block_bytes)
         return data
     except EOFError as error:
         raise ValueError(f"{path}: the compressed file is cut short; copy it again") from error
-    except _DAMAGED as error:
+    except gzip_files.DAMAGED as error:
         raise ValueError(f"{path}: the compressed file is damaged ({error}); copy it again") from error

@@ -7,7 +7,7 @@ has a default. Columns the schema does not name are not read.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,13 +15,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from hvd_ctr.config import ParquetSchemaConfig
-from hvd_ctr.data.batch import Batch
-from hvd_ctr.data.dealing import Window
+from hvd_ctr.data.batch import Batch, concatenate
+from hvd_ctr.data.dealing import Piece, Window
 from hvd_ctr.data.reader import Dealing, FaultLog, Reader
 from hvd_ctr.data.schema import Column, columns_of, dense_values, sparse_ids
 
-# Rows decoded at a time, and per window when there is no shuffle.
-_CHUNK_ROWS = 65536
+#: Rows decoded at a time, and per window when there is no shuffle.
+CHUNK_ROWS = 65536
 FAULTS = ("bad_label", "non_finite", "bad_integer", "bad_hex")
 
 
@@ -57,9 +57,9 @@ class ParquetReader(Reader):
 
     def _windows(self, paths: Sequence[str]) -> Iterator[Window]:
         first_row = 0
-        for parts in _group(self._read(paths), self._dealing.shuffle_rows or _CHUNK_ROWS):
+        for parts in _group(self._read(paths), self._dealing.shuffle_rows or CHUNK_ROWS):
             rows = sum(len(p) for p in parts)
-            yield _RowWindow(self, parts, first_row)
+            yield _RowWindow(parts, first_row)
             first_row += rows
 
     def _read(self, paths: Sequence[str]) -> Iterator[_Part]:
@@ -69,7 +69,7 @@ class ParquetReader(Reader):
                 names = [c.name for c in self._columns if c.name in present]
                 row = 0
                 try:
-                    for chunk in file.iter_batches(batch_size=_CHUNK_ROWS, columns=names):
+                    for chunk in file.iter_batches(batch_size=CHUNK_ROWS, columns=names):
                         arrays = [
                             c.convert(chunk.column(c.name)) if c.name in present else c.absent(chunk.num_rows)
                             for c in self._columns
@@ -80,8 +80,12 @@ class ParquetReader(Reader):
                 except (pa.ArrowInvalid, OSError) as error:
                     raise ValueError(f"{path}: cannot read the Parquet data after row {row}: {error}") from error
 
-    def parse(self, rows: pa.RecordBatch, positions: NDArray[np.int64], window: _RowWindow) -> Batch:
+    def _take(self, pieces: Sequence[Piece]) -> Batch:
+        return concatenate([self._parse_piece(cast(_RowWindow, p.window), p.positions) for p in pieces])
+
+    def _parse_piece(self, window: _RowWindow, positions: NDArray[np.int64]) -> Batch:
         """The batch of some rows of a window; bad ones are counted and left out."""
+        rows = window.take(positions)
         n = rows.num_rows
         dense = np.zeros((n, len(self._schema.dense)), np.float32)
         ids = np.zeros((n, len(self._schema.sparse)), np.int64)
@@ -153,10 +157,9 @@ def _group(parts: Iterator[_Part], rows: int) -> Iterator[list[_Part]]:
 class _RowWindow(Window):
     """The decoded but not yet converted rows of a window."""
 
-    def __init__(self, reader: ParquetReader, parts: list[_Part], first_row: int) -> None:
+    def __init__(self, parts: list[_Part], first_row: int) -> None:
         table = pa.Table.from_batches([p.rows for p in parts]).combine_chunks()
         self._rows = table.to_batches(max_chunksize=None)[0]
-        self._reader = reader
         self._first_positions = np.cumsum([0, *(len(p) for p in parts)])
         self._places = [(p.path, p.first_row) for p in parts]
         self.first_row = first_row
@@ -165,8 +168,9 @@ class _RowWindow(Window):
     def __len__(self) -> int:
         return int(self._rows.num_rows)
 
-    def take(self, positions: NDArray[np.int64]) -> Batch:
-        return self._reader.parse(self._rows.take(pa.array(positions)), positions, self)
+    def take(self, positions: NDArray[np.int64]) -> pa.RecordBatch:
+        """The rows at these positions of the window, in this order."""
+        return self._rows.take(pa.array(positions))
 
     def place(self, position: int) -> str:
         """file:row of a row of the window, 1-based like line numbers."""

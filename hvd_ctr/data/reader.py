@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from hvd_ctr.data.batch import Batch, concatenate
+from hvd_ctr.data.batch import Batch
 from hvd_ctr.data.dealing import Piece, Window, deal, file_order, window_order
 
 _LOG = logging.getLogger(__name__)
@@ -89,6 +89,10 @@ class Reader(ABC):
         """The rows of the files in order; all windows but the last hold shuffle_rows rows when that is not 0."""
 
     @abstractmethod
+    def _take(self, pieces: Sequence[Piece]) -> Batch:
+        """Parses the rows of one or more pieces, in order; bad rows are left out and counted."""
+
+    @abstractmethod
     def _fraction_of_input(self) -> float:
         """Share of the files that the running epoch's windows came from, 0 .. 1."""
 
@@ -121,7 +125,7 @@ class Reader(ABC):
             self._faults.reset()
             self._faults.quiet = True
             self._rows_read = 0
-            if any(len(piece.window.take(piece.positions)) for piece in self._stream(epoch)):
+            if any(len(self._take([piece])) for piece in self._stream(epoch)):
                 return
             reasons = ", ".join(f"{count:,} {name}" for name, count in self._faults.counts.items() if count)
         finally:
@@ -147,7 +151,7 @@ class Reader(ABC):
     def _parse(self, pieces: Sequence[Piece]) -> Batch:
         counts = self._faults.counts
         counts["lines"] += sum(len(p.positions) for p in pieces)
-        batch = concatenate([p.window.take(p.positions) for p in pieces]) if pieces else Batch.empty(*self.shape)
+        batch = self._take(pieces) if pieces else Batch.empty(*self.shape)
         counts["rows"] += len(batch)
         return batch
 

@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from isal import igzip
 from numpy.typing import NDArray
 
 from hvd_ctr.config import CRITEO_DENSE_NAMES, CRITEO_SPARSE_NAMES, SynthConfig
+from hvd_ctr.data import gzip_files
 from hvd_ctr.data.criteo_text import MAX_COUNT, format_lines
 from hvd_ctr.data.teacher import Teacher, exact_auc, log_loss, mean_label_entropy
 
@@ -347,7 +347,7 @@ class _TextWriter(AbstractContextManager["_TextWriter"]):
         self._raw = path.open("wb")
         self._stream: Any = self._raw
         if gzip:
-            self._stream = igzip.GzipFile(fileobj=self._raw, mode="wb", compresslevel=1)  # type: ignore[no-untyped-call]
+            self._stream = gzip_files.writer(self._raw)
 
     def write(self, chunk: _Chunk) -> None:
         """Appends the samples."""

@@ -5,6 +5,7 @@ Results are read-only views of the op's outputs: nothing is copied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,20 +59,21 @@ def split_lines(text: bytes | Tensor, *, final: bool) -> NDArray[np.int64]:
 
 
 def parse_criteo(
-    text: bytes | Tensor, begins: NDArray[np.int64], ends: NDArray[np.int64], *, has_label: bool
+    text: bytes | Tensor | Sequence[Tensor], begins: NDArray[np.int64], ends: NDArray[np.int64], *, has_label: bool
 ) -> CriteoLines:
     """Parses lines of Criteo's display-advertising TSV: label, 13 integers, 26 hexadecimal categories.
 
     Args:
-        text: bytes, or a string scalar from `text_tensor`.
+        text: bytes, or a string scalar from `text_tensor`; or a list of such scalars, taken as one text.
         begins: (n) int64, line i is text[begins[i]:ends[i]], without its newline.
         ends: (n) int64.
         has_label: False: the lines have no label (39 fields).
 
     Raises:
-        tf.errors.InvalidArgumentError: a line lies outside the text.
+        tf.errors.InvalidArgumentError: a line lies outside the text, or in two of a list.
     """
-    result = native.ops().hvd_ctr_parse_criteo(text=text, begins=begins, ends=ends, has_label=has_label)
+    texts = text if isinstance(text, Sequence) and not isinstance(text, bytes) else [text]
+    result = native.ops().hvd_ctr_parse_criteo(texts=texts, begins=begins, ends=ends, has_label=has_label)
     return CriteoLines(*(np.asarray(part) for part in result))
 
 

@@ -8,6 +8,8 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/thread_runner.h"
@@ -366,6 +368,61 @@ TEST(SplitLinesTest, StartsAndRest) {
   EXPECT_EQ(Split("ab", true), (Offsets{0, 2}));
   EXPECT_EQ(Split("ab\ncd", false), (Offsets{0, 3}));
   EXPECT_EQ(Split("ab\ncd", true), (Offsets{0, 3, 5}));
+}
+
+Status Locate(const std::vector<std::string_view>& texts, const std::vector<int64_t>& begins, const std::vector<int64_t>& ends,
+              std::vector<std::string_view>* lines) {
+  return LocateLines(texts, begins, ends, lines);
+}
+
+TEST(LocateLinesTest, LinesOfSeveralTexts) {
+  const std::vector<std::string_view> texts = {"ab\nc\n", "", "d\n\nef"};
+  std::vector<std::string_view> lines = {"old"};
+  ASSERT_TRUE(Locate(texts, {0, 3, 5, 7, 8, 8, 10}, {2, 4, 6, 7, 10, 9, 10}, &lines).ok());
+  EXPECT_EQ(lines, (std::vector<std::string_view>{"ab", "c", "d", "", "ef", "e", ""}));
+  EXPECT_EQ(lines[2].data(), texts[2].data());
+  ASSERT_TRUE(Locate({}, {}, {}, &lines).ok());
+  EXPECT_TRUE(lines.empty());
+  ASSERT_TRUE(Locate({}, {0}, {0}, &lines).ok());
+  EXPECT_EQ(lines, std::vector<std::string_view>{""});
+}
+
+TEST(LocateLinesTest, LinesElsewhereAreRefused) {
+  const std::vector<std::string_view> texts = {"ab", "cd"};
+  std::vector<std::string_view> lines;
+  for (const auto& [begin, end] : std::vector<std::pair<int64_t, int64_t>>{{-1, 1}, {2, 1}, {0, 5}, {5, 5}}) {
+    const Status status = Locate(texts, {0, begin}, {1, end}, &lines);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find("line 1 is ["), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("outside the text of 4 bytes"), std::string::npos) << status.message();
+  }
+  EXPECT_NE(Locate(texts, {1}, {3}, &lines).message().find("line 0 is [1, 3), but one text ends at 2"), std::string::npos);
+  EXPECT_NE(Locate(texts, {1, 2}, {3}, &lines).message().find("2 begins of lines but 1 ends"), std::string::npos);
+}
+
+TEST(CriteoParserTest, LinesOfSeveralTextsEqualThoseOfOne) {
+  std::mt19937_64 random(23);
+  std::string text;
+  std::vector<int64_t> begins, ends;
+  std::vector<std::string_view> lines;
+  for (int i = 0; i < 500; ++i) {
+    begins.push_back(static_cast<int64_t>(text.size()));
+    text += RandomLine(&random, true);
+    ends.push_back(static_cast<int64_t>(text.size()));
+  }
+  const std::string_view view = text;
+  const int64_t cut = begins[200];
+  ASSERT_TRUE(Locate({view.substr(0, cut), view.substr(cut)}, begins, ends, &lines).ok());
+  InlineRunner one;
+  const Parsed expected = ParseRanges(Span<const char>(text.data(), static_cast<int64_t>(text.size())), begins, ends, true, &one);
+  Parsed out = expected;
+  std::fill(out.ids.begin(), out.ids.end(), -1);
+  std::fill(out.faults.begin(), out.faults.end(), -1);
+  const CriteoOutput output = {out.labels.data(), out.dense.data(), out.ids.data(), out.faults.data(), out.stripped.data()};
+  ParseCriteoLines(lines, CriteoOptions(), output, &one);
+  EXPECT_EQ(out.ids, expected.ids);
+  EXPECT_EQ(out.faults, expected.faults);
+  EXPECT_EQ(out.dense, expected.dense);
 }
 
 }  // namespace

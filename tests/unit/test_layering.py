@@ -66,6 +66,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
         },
         True,
     ),
+    ({"usual_criteo_line", "count_log"}, True),
     (
         {
             "id_dedupe",

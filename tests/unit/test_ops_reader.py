@@ -81,6 +81,56 @@ def test_parser_equals_plain_python(texts, has_label):
             np.testing.assert_array_equal(got, expected, err_msg=name)
 
 
+def random_line(random: np.random.Generator, has_label: bool) -> bytes:
+    """A line as in the data set: most fields full, some empty, some shorter; one in three is then damaged."""
+    counts = [b"" if random.random() < 0.2 else b"%d" % (int(np.exp(random.normal(3, 4))) - 3) for _ in range(13)]
+    hexes = [
+        b"" if random.random() < 0.2 else b"%0*x" % (8 - (random.random() < 0.1), int(random.integers(2**28)))
+        for _ in range(26)
+    ]
+    fields = [b"%d" % random.integers(2)] * has_label + counts + hexes
+    if random.random() < 0.1:
+        fields = fields[: random.integers(1, len(fields) + 1)]
+    line = bytearray(b"\t".join(fields))
+    damage = random.integers(9)
+    place = int(random.integers(len(line))) if line else 0
+    if damage == 0 and line:
+        line[place] = int(random.integers(256))
+    elif damage == 1:
+        line[place:place] = bytes(random.choice(np.frombuffer(b"\t-+0g \r\x00\x89\xb0", np.uint8), random.integers(4)))
+    elif damage == 2:
+        del line[place : place + random.integers(12)]
+    return bytes(line).replace(b"\n", b"?") + (b"\r" if random.random() < 0.2 else b"")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.booleans(), st.integers(1, 3))
+def test_random_lines_of_several_texts_equal_plain_python(seed, has_label, text_count):
+    random = np.random.default_rng(seed)
+    texts = [[random_line(random, has_label) for _ in range(30)] for _ in range(text_count)]
+    tensors = [reader_ops.text_tensor(b"\n".join(lines) + b"\n") for lines in texts]
+    starts = np.cumsum([0, *(len(tensor.numpy()) for tensor in tensors)])
+    offsets = [reader_ops.split_lines(tensor, final=False) + at for tensor, at in zip(tensors, starts, strict=False)]
+    begins, ends = np.concatenate([o[:-1] for o in offsets]), np.concatenate([o[1:] - 1 for o in offsets])
+    order = random.permutation(len(begins))
+    parsed = reader_ops.parse_criteo(tensors, begins[order], ends[order], has_label=has_label)
+    every = sum(texts, [])
+    wanted = [parse_slowly(every[i], has_label) for i in order]
+    for got, name, position in zip(parsed, parsed._fields, range(5), strict=True):
+        expected = np.array([line[position] for line in wanted]).reshape(got.shape)
+        if name == "dense":
+            np.testing.assert_allclose(got, expected, rtol=3e-7, err_msg=name)
+        else:
+            np.testing.assert_array_equal(got, expected, err_msg=name)
+    assert 0 < np.count_nonzero(parsed.faults) < len(order)
+
+
+def test_a_line_in_two_texts_is_refused():
+    texts = [reader_ops.text_tensor(b"ab"), reader_ops.text_tensor(b"cd")]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"line 0 is \[1, 3\), but one text ends at 2"):
+        reader_ops.parse_criteo(texts, np.array([1]), np.array([3]), has_label=True)
+
+
 def test_lines_may_be_taken_in_any_order():
     """A shuffled batch parses the same lines: many of them, so that several threads take part."""
     generator = np.random.default_rng(0)

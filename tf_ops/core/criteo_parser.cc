@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -11,21 +10,13 @@ namespace {
 
 // Lines per task: about 60 KB of text.
 constexpr int64_t kGrainLines = 256;
-// Most counts of the data set are below; a call of log1p costs as much as the rest of a field.
-constexpr int64_t kLogTableSize = 4096;
+// In shuffled order each line is somewhere else in memory: it is asked for while others are parsed. Of a long one the beginning;
+// the processor sees for itself how it goes on.
+constexpr int64_t kLinesAhead = 8;
+constexpr size_t kPrefetchBytes = 512;
+constexpr size_t kCacheLine = 64;
 // Any decimal of so many digits fits into int64.
 constexpr int64_t kSafeDigits = 18;
-
-using LogTable = std::array<float, kLogTableSize>;
-
-const LogTable& LogOfCounts() {
-  static const LogTable table = [] {
-    LogTable values;
-    for (int64_t i = 0; i < kLogTableSize; ++i) values[i] = static_cast<float>(std::log1p(static_cast<double>(i)));
-    return values;
-  }();
-  return table;
-}
 
 // Value of each hex digit, 0xFF for any other byte: two of them or-ed together show a bad one in the high bits.
 constexpr std::array<uint8_t, 256> MakeHexValues() {
@@ -60,14 +51,8 @@ bool ReadLabel(Cursor* line, float* label) {
   return line->AtFieldEnd();
 }
 
-float SignedLog1p(uint64_t magnitude, bool negative, const LogTable& table) {
-  const float value =
-      magnitude < kLogTableSize ? table[magnitude] : static_cast<float>(std::log1p(static_cast<double>(magnitude)));
-  return negative && magnitude != 0 ? -value : value;
-}
-
 // An integer field that is not empty.
-bool ReadInteger(Cursor* line, const LogTable& table, float* out) {
+bool ReadInteger(Cursor* line, const CountLogTable& table, float* out) {
   const bool negative = *line->at == '-';
   const char* at = line->at + negative;
   const char* const digits = at;
@@ -81,7 +66,7 @@ bool ReadInteger(Cursor* line, const LogTable& table, float* out) {
   }
   line->at = at;
   if (at == digits || !line->AtFieldEnd()) return false;
-  *out = SignedLog1p(value, negative, table);
+  *out = SignedCountLog(value, negative, table);
   return true;
 }
 
@@ -120,44 +105,75 @@ bool NextField(Cursor* line) {
   return true;
 }
 
-struct LineOutput {
-  float label = 0.0f;
-  float dense[kCriteoDense];
-  int64_t ids[kCriteoSparse];
-  bool stripped = false;
-};
-
 // The fields after the label, the cursor at the first one; `more` is false when the line ended before it.
-LineFault ReadFeatures(Cursor* line, bool more, const LogTable& table, LineOutput* out) {
+LineFault ReadFeatures(Cursor* line, bool more, const CountLogTable& table, const CriteoLineOutput& out, bool* stripped) {
   for (int32_t i = 0; i < kCriteoDense; ++i) {
-    out->dense[i] = 0.0f;
+    out.dense[i] = 0.0f;
     if (!more) continue;
-    if (!line->AtFieldEnd() && !ReadInteger(line, table, &out->dense[i])) return LineFault::kBadInteger;
+    if (!line->AtFieldEnd() && !ReadInteger(line, table, &out.dense[i])) return LineFault::kBadInteger;
     more = NextField(line);
   }
   for (int32_t i = 0; i < kCriteoSparse; ++i) {
-    out->ids[i] = kCriteoMissingId;
+    out.ids[i] = kCriteoMissingId;
     if (!more) {
-      out->stripped = true;
+      *stripped = true;
       continue;
     }
-    if (!line->AtFieldEnd() && !ReadHex(line, &out->ids[i])) return LineFault::kBadHex;
+    if (!line->AtFieldEnd() && !ReadHex(line, &out.ids[i])) return LineFault::kBadHex;
     more = NextField(line);
   }
   return more ? LineFault::kTooManyFields : LineFault::kNone;
 }
 
-LineFault ReadLine(Cursor line, bool has_label, const LogTable& table, LineOutput* out) {
-  if (line.at != line.end && line.end[-1] == '\n') --line.end;
-  if (line.at != line.end && line.end[-1] == '\r') --line.end;
+// Any line, field by field. `text` is without its newline or CRLF.
+LineFault ReadLine(std::string_view text, bool has_label, const CountLogTable& table, const CriteoLineOutput& out,
+                   bool* stripped) {
+  Cursor line{text.data(), text.data() + text.size()};
   if (line.at == line.end) return LineFault::kBlank;
-  out->label = 0.0f;
-  out->stripped = false;
+  *out.label = 0.0f;
   if (has_label) {
-    if (!ReadLabel(&line, &out->label)) return LineFault::kBadLabel;
+    if (!ReadLabel(&line, out.label)) return LineFault::kBadLabel;
     if (!NextField(&line)) return LineFault::kTooFewFields;
   }
-  return ReadFeatures(&line, true, table, out);
+  return ReadFeatures(&line, true, table, out, stripped);
+}
+
+std::string_view WithoutLineEnd(std::string_view line) {
+  if (!line.empty() && line.back() == '\n') line.remove_suffix(1);
+  if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  return line;
+}
+
+void ParseLine(std::string_view text, bool has_label, const CountLogTable& table, const CriteoOutput& out, int64_t i) {
+  const std::string_view line = WithoutLineEnd(text);
+  const CriteoLineOutput values = {out.labels + i, out.dense + i * kCriteoDense, out.ids + i * kCriteoSparse};
+  LineFault fault = LineFault::kNone;
+  bool stripped = false;
+  if (!ParseUsualLine(line, has_label, table, values)) fault = ReadLine(line, has_label, table, values, &stripped);
+  if (fault != LineFault::kNone) {
+    stripped = false;
+    *values.label = 0.0f;
+    std::fill_n(values.dense, kCriteoDense, 0.0f);
+    std::fill_n(values.ids, kCriteoSparse, int64_t{0});
+  }
+  out.faults[i] = static_cast<int32_t>(fault);
+  out.stripped[i] = stripped;
+}
+
+void Prefetch(std::string_view line) {
+  for (size_t at = 0; at < std::min(line.size(), kPrefetchBytes); at += kCacheLine) __builtin_prefetch(line.data() + at);
+}
+
+// line_at(i): line i of n.
+template <typename LineAt>
+void ParseAll(int64_t n, const LineAt& line_at, const CriteoOptions& options, const CriteoOutput& out, TaskRunner* runner) {
+  const CountLogTable& table = SmallCountLogs();
+  runner->ParallelFor(n, kGrainLines, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      if (i + kLinesAhead < last) Prefetch(line_at(i + kLinesAhead));
+      ParseLine(line_at(i), options.has_label, table, out, i);
+    }
+  });
 }
 
 }  // namespace
@@ -179,25 +195,42 @@ void SplitLines(Span<const char> text, bool final, std::vector<int64_t>* offsets
 
 void ParseCriteoLines(Span<const char> text, Span<const int64_t> begins, Span<const int64_t> ends, const CriteoOptions& options,
                       const CriteoOutput& out, TaskRunner* runner) {
-  const LogTable& table = LogOfCounts();
-  runner->ParallelFor(std::min(begins.size(), ends.size()), kGrainLines, [&](int64_t first, int64_t last) {
-    LineOutput line;
-    for (int64_t i = first; i < last; ++i) {
-      const Cursor cursor{text.data() + begins[i], text.data() + ends[i]};
-      const LineFault fault = ReadLine(cursor, options.has_label, table, &line);
-      if (fault != LineFault::kNone) {
-        line.label = 0.0f;
-        line.stripped = false;
-        std::fill_n(line.dense, kCriteoDense, 0.0f);
-        std::fill_n(line.ids, kCriteoSparse, int64_t{0});
-      }
-      out.faults[i] = static_cast<int32_t>(fault);
-      out.labels[i] = line.label;
-      out.stripped[i] = line.stripped;
-      std::copy_n(line.dense, kCriteoDense, out.dense + i * kCriteoDense);
-      std::copy_n(line.ids, kCriteoSparse, out.ids + i * kCriteoSparse);
+  const auto line_at = [&](int64_t i) {
+    return std::string_view(text.data() + begins[i], static_cast<size_t>(ends[i] - begins[i]));
+  };
+  ParseAll(std::min(begins.size(), ends.size()), line_at, options, out, runner);
+}
+
+void ParseCriteoLines(Span<const std::string_view> lines, const CriteoOptions& options, const CriteoOutput& out,
+                      TaskRunner* runner) {
+  ParseAll(lines.size(), [&](int64_t i) { return lines[i]; }, options, out, runner);
+}
+
+Status LocateLines(Span<const std::string_view> texts, Span<const int64_t> begins, Span<const int64_t> ends,
+                   std::vector<std::string_view>* lines) {
+  if (begins.size() != ends.size()) {
+    return MakeStatus(StatusCode::kInvalidArgument, begins.size(), " begins of lines but ", ends.size(), " ends");
+  }
+  // starts[t]: where text t begins; starts[texts] is the size of all.
+  std::vector<int64_t> starts(1, 0);
+  for (const std::string_view text : texts) starts.push_back(starts.back() + static_cast<int64_t>(text.size()));
+  lines->assign(static_cast<size_t>(begins.size()), std::string_view());
+  for (int64_t i = 0; i < begins.size(); ++i) {
+    const int64_t begin = begins[i], end = ends[i];
+    if (begin < 0 || begin > end || end > starts.back()) {
+      return MakeStatus(StatusCode::kInvalidArgument, "line ", i, " is [", begin, ", ", end, "), outside the text of ",
+                        starts.back(), " bytes");
     }
-  });
+    if (begin == end) continue;
+    const auto after = std::upper_bound(starts.begin(), starts.end(), begin);
+    if (end > *after) {
+      return MakeStatus(StatusCode::kInvalidArgument, "line ", i, " is [", begin, ", ", end, "), but one text ends at ", *after,
+                        "; a line lies in one of the texts");
+    }
+    const std::string_view text = texts[after - starts.begin() - 1];
+    (*lines)[i] = text.substr(static_cast<size_t>(begin - *(after - 1)), static_cast<size_t>(end - begin));
+  }
+  return Status::Ok();
 }
 
 }  // namespace hvd_ctr

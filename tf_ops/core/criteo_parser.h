@@ -4,6 +4,9 @@
 //   std::vector<int64_t> starts;
 //   SplitLines(text, final, &starts);                      // lines i = text[starts[i] .. starts[i+1])
 //   ParseCriteoLines(text, begins, ends, options, out, runner);
+// or, of lines that lie in several texts,
+//   HVD_CTR_RETURN_IF_ERROR(LocateLines(texts, begins, ends, &lines));
+//   ParseCriteoLines(lines, options, out, runner);
 //
 // Rules: label exactly 0 or 1. Integer field: optional '-' and decimal digits, within int64. Categorical field: 1 to 8 hex digits
 // of either case. Nothing else is tolerated in a field (no blanks, no '+', no 0x). Fields are checked from left to right and the
@@ -15,17 +18,14 @@
 #define HVD_CTR_CORE_CRITEO_PARSER_H_
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"
+#include "tf_ops/core/usual_criteo_line.h"
 
 namespace hvd_ctr {
-
-constexpr int32_t kCriteoDense = 13;
-constexpr int32_t kCriteoSparse = 26;
-/// Id of an empty categorical field: outside the range of 8-digit hex values, so apart from every real one (FC 102, 104, 109).
-constexpr int64_t kCriteoMissingId = int64_t{1} << 32;
 
 /// Why a line was refused. Values index counters in Python (hvd_ctr/data/criteo.py): never renumber.
 enum class LineFault : int32_t {
@@ -61,6 +61,15 @@ struct CriteoOutput {
 /// null.
 void ParseCriteoLines(Span<const char> text, Span<const int64_t> begins, Span<const int64_t> ends, const CriteoOptions& options,
                       const CriteoOutput& out, TaskRunner* runner);
+
+/// The same for line i = lines[i] < n.
+void ParseCriteoLines(Span<const std::string_view> lines, const CriteoOptions& options, const CriteoOutput& out,
+                      TaskRunner* runner);
+
+/// Lines of several texts, by offsets as if the texts stood one after another: lines[i] = [begins[i], ends[i]). INVALID_ARGUMENT
+/// when begins and ends differ in number, or a line does not lie within one of the texts.
+Status LocateLines(Span<const std::string_view> texts, Span<const int64_t> begins, Span<const int64_t> ends,
+                   std::vector<std::string_view>* lines);
 
 }  // namespace hvd_ctr
 

@@ -1,4 +1,5 @@
 // Kernels of the readers: SplitLines, ParseCriteo, HashStrings.
+#include <string_view>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
@@ -46,14 +47,19 @@ class ParseCriteoOp final : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
-    OP_REQUIRES_OK(ctx, CheckRank(ctx, 0, 0, "text"));
-    OP_REQUIRES_OK(ctx, CheckRank(ctx, 1, 1, "begins"));
-    OP_REQUIRES_OK(ctx, CheckRank(ctx, 2, 1, "ends"));
-    const Span<const char> text = TextInput(ctx);
-    const Span<const int64_t> begins = ConstSpan<int64_t>(ctx->input(1));
-    const Span<const int64_t> ends = ConstSpan<int64_t>(ctx->input(2));
-    OP_REQUIRES_OK(ctx, ToTensorFlow(CheckLines(text.size(), begins, ends)));
-    const int64_t n = begins.size();
+    const int texts_end = ctx->num_inputs() - 2;
+    std::vector<std::string_view> texts;
+    for (int i = 0; i < texts_end; ++i) {
+      OP_REQUIRES_OK(ctx, CheckRank(ctx, i, 0, "texts"));
+      const tensorflow::tstring& text = ctx->input(i).scalar<tensorflow::tstring>()();
+      texts.emplace_back(text.data(), text.size());
+    }
+    OP_REQUIRES_OK(ctx, CheckRank(ctx, texts_end, 1, "begins"));
+    OP_REQUIRES_OK(ctx, CheckRank(ctx, texts_end + 1, 1, "ends"));
+    std::vector<std::string_view> lines;
+    OP_REQUIRES_OK(ctx, ToTensorFlow(LocateLines(texts, ConstSpan<int64_t>(ctx->input(texts_end)),
+                                                 ConstSpan<int64_t>(ctx->input(texts_end + 1)), &lines)));
+    const int64_t n = static_cast<int64_t>(lines.size());
     Tensor* labels = nullptr;
     Tensor* dense = nullptr;
     Tensor* ids = nullptr;
@@ -69,23 +75,10 @@ class ParseCriteoOp final : public OpKernel {
                               MutableSpan<int64_t>(ids).data(), MutableSpan<int32_t>(faults).data(),
                               reinterpret_cast<uint8_t*>(MutableSpan<bool>(stripped).data())};
     WorkerRunner runner(ctx);
-    ParseCriteoLines(text, begins, ends, options_, out, &runner);
+    ParseCriteoLines(lines, options_, out, &runner);
   }
 
  private:
-  static Status CheckLines(int64_t text_bytes, Span<const int64_t> begins, Span<const int64_t> ends) {
-    if (begins.size() != ends.size()) {
-      return MakeStatus(StatusCode::kInvalidArgument, "HvdCtrParseCriteo: ", begins.size(), " begins but ", ends.size(), " ends");
-    }
-    for (int64_t i = 0; i < begins.size(); ++i) {
-      if (begins[i] < 0 || begins[i] > ends[i] || ends[i] > text_bytes) {
-        return MakeStatus(StatusCode::kInvalidArgument, "HvdCtrParseCriteo: line ", i, " is [", begins[i], ", ", ends[i],
-                          "), outside the text of ", text_bytes, " bytes");
-      }
-    }
-    return Status::Ok();
-  }
-
   CriteoOptions options_;
 };
 

@@ -28,7 +28,7 @@ final: true: a rest without a newline is a line.
 )doc");
 
 REGISTER_OP("HvdCtrParseCriteo")
-    .Input("text: string")
+    .Input("texts: num_texts * string")
     .Input("begins: int64")
     .Input("ends: int64")
     .Output("labels: float")
@@ -37,11 +37,13 @@ REGISTER_OP("HvdCtrParseCriteo")
     .Output("faults: int32")
     .Output("stripped: bool")
     .Attr("has_label: bool")
+    .Attr("num_texts: int >= 1")
     .SetShapeFn([](InferenceContext* c) {
       ShapeHandle text, lines, ends;
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 0, &text));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &lines));
-      TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 1, &ends));
+      const int texts_end = c->num_inputs() - 2;
+      for (int i = 0; i < texts_end; ++i) TF_RETURN_IF_ERROR(c->WithRank(c->input(i), 0, &text));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(texts_end), 1, &lines));
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(texts_end + 1), 1, &ends));
       TF_RETURN_IF_ERROR(c->Merge(lines, ends, &lines));
       c->set_output(0, lines);
       c->set_output(1, c->Matrix(c->Dim(lines, 0), kCriteoDense));
@@ -53,8 +55,8 @@ REGISTER_OP("HvdCtrParseCriteo")
     .Doc(R"doc(
 Parses lines of Criteo TSV: label, 13 integers, 26 hexadecimal categories.
 
-text: ().
-begins: (n), line i is text[begins[i]:ends[i]], without its newline.
+texts: (), each.
+begins: (n), line i is [begins[i], ends[i]) of the texts one after another, without its newline, and lies in one of them.
 ends: (n).
 labels: (n), 0 without has_label.
 dense: (n, 13), sign(v) log1p(|v|); missing: 0.
