@@ -13,6 +13,7 @@
 #include "tf_ops/core/hash.h"
 #include "tf_ops/core/id_dedupe.h"
 #include "tf_ops/cpu/cpu_backend.h"
+#include "tf_ops/cpu/interactions.h"
 #include "tf_ops/cpu/pool_rows.h"
 
 namespace hvd_ctr {
@@ -153,6 +154,28 @@ TEST_F(SimdLevelTest, SegmentSum) {
         std::vector<float> sums(static_cast<size_t>(kUnique * dim));
         EXPECT_TRUE(Backend(dim, 0)->SegmentSum(gradients.data(), inverse, kUnique, sums.data(), &runner).ok());
         return sums;
+      });
+    }
+  }
+}
+
+TEST_F(SimdLevelTest, Interactions) {
+  constexpr int64_t kSamples = 9;
+  for (const int64_t features : {2, 5, 17, 26}) {
+    for (const int32_t dim : kDims) {
+      const std::vector<float> vectors = RandomFloats(static_cast<size_t>(kSamples * features * dim), 21);
+      const std::vector<float> upstream = RandomFloats(static_cast<size_t>(kSamples * features * features), 22);
+      const SampleVectors v{vectors.data(), kSamples, features, dim};
+      ExpectSameBits(internal::StrCat("features ", features, " dim ", dim), [&] {
+        InlineRunner runner;
+        const auto pairs = static_cast<size_t>(kSamples * v.pairs());
+        std::vector<float> dots(pairs), sums(kSamples), d_dots(vectors.size()), d_sums(vectors.size());
+        DotPairs(v, dots.data(), &runner);
+        DotPairsGrad(v, upstream.data(), d_dots.data(), &runner);
+        PairSum(v, sums.data(), &runner);
+        PairSumGrad(v, upstream.data(), d_sums.data(), &runner);
+        for (const std::vector<float>* part : {&sums, &d_dots, &d_sums}) dots.insert(dots.end(), part->begin(), part->end());
+        return dots;
       });
     }
   }

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
+#include "tf_ops/core/simd_level.h"
 #include "tf_ops/cpu/row_loops.h"
-#include "tf_ops/cpu/target_clones.h"
 
 namespace hvd_ctr {
 namespace {
@@ -15,12 +15,11 @@ using Lanes = FloatVector<kLanes>::Type;
 
 int64_t WholeLanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-inline __attribute__((always_inline)) void Load(const float* from, Lanes* lanes) { std::memcpy(lanes, from, sizeof(Lanes)); }
-inline __attribute__((always_inline)) void Store(const Lanes& lanes, float* to) { std::memcpy(to, &lanes, sizeof(Lanes)); }
+HVD_CTR_SIMD_BODY void Load(const float* from, Lanes* lanes) { std::memcpy(lanes, from, sizeof(Lanes)); }
+HVD_CTR_SIMD_BODY void Store(const Lanes& lanes, float* to) { std::memcpy(to, &lanes, sizeof(Lanes)); }
 
 /// A sample's vectors with zeros behind each, up to whole lanes: copied to `scratch` unless D is whole lanes already.
-inline __attribute__((always_inline)) const float* Padded(const float* vectors, int64_t features, int64_t dim, int64_t stride,
-                                                          float* scratch) {
+HVD_CTR_SIMD_BODY const float* Padded(const float* vectors, int64_t features, int64_t dim, int64_t stride, float* scratch) {
   if (stride == dim) return vectors;
   for (int64_t f = 0; f < features; ++f) {
     CopyRow(vectors + f * dim, dim, scratch + f * stride);
@@ -30,13 +29,14 @@ inline __attribute__((always_inline)) const float* Padded(const float* vectors, 
 }
 
 /// The lanes of columns first .. first + 15 to a row of `dim` floats, without those that are only padding.
-inline __attribute__((always_inline)) void StoreColumns(const Lanes& lanes, int64_t first, int64_t dim, float* row) {
+HVD_CTR_SIMD_BODY void StoreColumns(const Lanes& lanes, int64_t first, int64_t dim, float* row) {
   if (first + kLanes <= dim) return Store(lanes, row + first);
   std::memcpy(row + first, &lanes, static_cast<size_t>(dim - first) * sizeof(float));
 }
 
 /// scratch: (D, F rounded up to whole lanes), for the transposed sample: lanes then run over the partners of a vector.
-HVD_CTR_CLONES void DotPairsRange(const SampleVectors& v, float* out, float* scratch, int64_t begin, int64_t end) {
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void DotPairsRangeBody(const SampleVectors& v, float* out, float* scratch, int64_t begin, int64_t end) {
   const int64_t features = v.features, dim = v.dim, pairs = v.pairs(), stride = WholeLanes(features);
   for (int64_t b = begin; b < end; ++b) {
     const float* vectors = v.data + b * features * dim;
@@ -65,9 +65,13 @@ HVD_CTR_CLONES void DotPairsRange(const SampleVectors& v, float* out, float* scr
   }
 }
 
+HVD_CTR_SIMD_KERNEL(void, DotPairsRange, (const SampleVectors& v, float* out, float* scratch, int64_t begin, int64_t end),
+                    (v, out, scratch, begin, end))
+
 /// scratch: (F, D rounded up) for the padded sample, then (F, F) for the upstream gradients of all ordered pairs.
-HVD_CTR_CLONES void DotPairsGradRange(const SampleVectors& v, const float* d_out, float* d_vectors, float* scratch, int64_t begin,
-                                      int64_t end) {
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void DotPairsGradRangeBody(const SampleVectors& v, const float* d_out, float* d_vectors, float* scratch,
+                                             int64_t begin, int64_t end) {
   const int64_t features = v.features, dim = v.dim, stride = WholeLanes(dim);
   float* const of_pairs = scratch + features * stride;
   for (int64_t b = begin; b < end; ++b) {
@@ -92,8 +96,13 @@ HVD_CTR_CLONES void DotPairsGradRange(const SampleVectors& v, const float* d_out
   }
 }
 
+HVD_CTR_SIMD_KERNEL(void, DotPairsGradRange,
+                    (const SampleVectors& v, const float* d_out, float* d_vectors, float* scratch, int64_t begin, int64_t end),
+                    (v, d_out, d_vectors, scratch, begin, end))
+
 /// scratch: (F, D rounded up) for the padded sample.
-HVD_CTR_CLONES void PairSumRange(const SampleVectors& v, float* out, float* scratch, int64_t begin, int64_t end) {
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void PairSumRangeBody(const SampleVectors& v, float* out, float* scratch, int64_t begin, int64_t end) {
   const int64_t features = v.features, dim = v.dim, stride = WholeLanes(dim);
   for (int64_t b = begin; b < end; ++b) {
     const float* vectors = Padded(v.data + b * features * dim, features, dim, stride, scratch);
@@ -114,9 +123,13 @@ HVD_CTR_CLONES void PairSumRange(const SampleVectors& v, float* out, float* scra
   }
 }
 
+HVD_CTR_SIMD_KERNEL(void, PairSumRange, (const SampleVectors& v, float* out, float* scratch, int64_t begin, int64_t end),
+                    (v, out, scratch, begin, end))
+
 /// scratch: (F, D rounded up) for the padded sample.
-HVD_CTR_CLONES void PairSumGradRange(const SampleVectors& v, const float* d_out, float* d_vectors, float* scratch, int64_t begin,
-                                     int64_t end) {
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void PairSumGradRangeBody(const SampleVectors& v, const float* d_out, float* d_vectors, float* scratch,
+                                            int64_t begin, int64_t end) {
   const int64_t features = v.features, dim = v.dim, stride = WholeLanes(dim);
   for (int64_t b = begin; b < end; ++b) {
     const float* vectors = Padded(v.data + b * features * dim, features, dim, stride, scratch);
@@ -135,6 +148,10 @@ HVD_CTR_CLONES void PairSumGradRange(const SampleVectors& v, const float* d_out,
     }
   }
 }
+
+HVD_CTR_SIMD_KERNEL(void, PairSumGradRange,
+                    (const SampleVectors& v, const float* d_out, float* d_vectors, float* scratch, int64_t begin, int64_t end),
+                    (v, d_out, d_vectors, scratch, begin, end))
 
 /// Calls fn(scratch, begin, end) over the samples.
 template <typename Fn>
