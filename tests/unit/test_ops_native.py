@@ -95,10 +95,12 @@ def test_ops_that_touch_a_cache_or_an_exchange_are_stateful():
             "WarmStart",
         ),
         *("RowAges", "Sweep", "ExportWaiting", "ImportLife"),
+        *("StageClock", "DrainStages"),
     }
 
 
 DIFFERENTIABLE = {"HvdCtrPoolRows", "HvdCtrDotPairs", "HvdCtrDotPairsGrad", "HvdCtrPairSum", "HvdCtrPairSumGrad"}
+DIFFERENTIABLE |= {"HvdCtrStageMark"}
 
 
 def test_every_op_has_a_gradient_decision():
