@@ -5,9 +5,8 @@
 
 The workload is that of `hvd-ctr bench train-step`, by the same environment variables; STEPS (20) is a block's length. A
 pair of blocks gives one ratio; the median of 15 pairs counts. The processor's time is shown beside the clock's: on a
-shared machine it varies less. Blocks with a profile run the step that was traced with
-marks and call the profiler after every step; writing its files, once per run, is not part of it. Prints a table and one
-line of JSON.
+shared machine it varies less. Blocks with a profile run the step that was traced with marks and call the profiler after
+every step; comparing clocks and writing files, once per run, is not part of it. Prints a table and one line of JSON.
 """
 
 from __future__ import annotations
@@ -97,8 +96,8 @@ def compare(workload: train_step.Workload, depth: int, steps: int, folder: Path)
     for pair in range(-1, PAIRS):
         for marked in (False, True) if pair % 2 else (True, False):
             if marked:
-                # Records from the second step on; ends, and gathers, after the block.
-                with Profiler(comms.current(), folder, ProfileOptions(2, steps + 1)) as profiler:
+                # Compares the ranks' clocks before the block, gathers and writes after it.
+                with Profiler(comms.current(), folder, ProfileOptions(1, steps + 1)) as profiler:
                     elapsed = stepper.run(steps, profiler)
             else:
                 elapsed = stepper.run(steps, None)

@@ -45,7 +45,7 @@ Scalars = Callable[[int, dict[str, float]], None]
 
 
 class Profiler:
-    """Makes at most one profile. Collective at the first and after the last profiled step.
+    """Makes at most one profile. Collective before the first and after the last profiled step.
 
     Args:
         comm: the communicator.
@@ -62,7 +62,6 @@ class Profiler:
         self._comm, self._folder, self._options, self._scalars = comm, folder, options, scalars
         self.profile: Profile | None = None
         self._done = 0  # steps
-        self._begin_ns = 0  # of the window that is open
         self._offset_ns = 0
         self._windows: list[Window] = []
         self._events: list[Interval] = []
@@ -74,6 +73,9 @@ class Profiler:
         if options.stages:
             stage_ops.insert_marks(True)
             stage_clock.start()
+            if options.first == 1:
+                self._start()
+        self._begin_ns = time.monotonic_ns()
 
     def __enter__(self) -> Profiler:
         return self
@@ -110,7 +112,7 @@ class Profiler:
 
     def close(self) -> None:
         """Ends the profile with the steps there are, if the last one to be profiled never came. Collective."""
-        if self._running:
+        if self._running and self._windows:
             self._finish()
         elif self._options.stages and not self._windows and self._comm.rank == 0:
             logger.warning(

@@ -198,6 +198,16 @@ def test_a_run_that_ends_before_the_first_profiled_step(
     assert ("no step was profiled: the run ended after 1 steps" in caplog.text) == (comm.rank == 0)
 
 
+def test_a_profile_from_the_first_step_on(comm: Comm, folder: Path) -> None:
+    with Profiler(comm, folder, ProfileOptions(1, 1)) as profiler:
+        profiler.step(1)
+        profiler.step(2)
+    assert _figures(comm, folder)["steps"] == [1, 1]
+    with Profiler(comm, folder / "none", ProfileOptions(1, 1)):
+        pass
+    assert not (folder / "none").exists()
+
+
 def test_clocks_of_other_hosts_are_aligned(comm: Comm, monkeypatch: pytest.MonkeyPatch) -> None:
     assert profilers._clock_offset_ns(comm) == 0
     real = time.monotonic_ns
