@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hvd_ctr.training.callbacks import CheckpointCallback, load_checkpoint
     from hvd_ctr.training.hybrid_model import HybridModel
     from hvd_ctr.training.metrics import DistributedAUC
+    from hvd_ctr.training.profiler import ProfileCallback
     from hvd_ctr.training.train_step import hybrid_train_step
 
 __version__ = "0.1.0"
@@ -58,6 +59,7 @@ _HOMES = {
     "MixCacheEmbedding": "hvd_ctr.layers",
     "CheckpointCallback": "hvd_ctr.training.callbacks",
     "load_checkpoint": "hvd_ctr.training.callbacks",
+    "ProfileCallback": "hvd_ctr.training.profiler",
     "HybridModel": "hvd_ctr.training.hybrid_model",
     "hybrid_train_step": "hvd_ctr.training.train_step",
     "DistributedAUC": "hvd_ctr.training.metrics",
@@ -71,6 +73,7 @@ __all__ = [
     "HostConfig",
     "HybridModel",
     "MixCacheEmbedding",
+    "ProfileCallback",
     "ShardedEmbedding",
     "SparseOptimizerConfig",
     "TableConfig",

@@ -19,6 +19,7 @@ from hvd_ctr.embedding.sharded_embedding import BatchFacts, Rows
 from hvd_ctr.ops.mix_cache_ops import Prefetched
 from hvd_ctr.training.hybrid_model import HybridModel
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
+from hvd_ctr.training.profiler import Profiler
 
 Tensor = Any
 Batch = tuple[dict[str, Any], Any]  # the model's inputs by name, and labels (B, 1)
@@ -66,6 +67,9 @@ class Stepper:
             self._pipeline = Pipeline(self._comm, self.model.embeddings, tensors, _inputs_of, _no_batch, depth)
             self._stream = ((*batch, tuple(staged)) for batch, staged in self._pipeline)
         self.loss = 0.0
+        #: Told of every step, when set before the first.
+        self.profiler: Profiler | None = None
+        self._trained = 0
 
     def run(self, steps: int) -> float:
         """Runs that many steps; returns ms per step. Collective."""
@@ -77,6 +81,9 @@ class Stepper:
                     specs = tensor_specs(tf.nest.map_structure(tf.convert_to_tensor, arguments))
                     self._step = tf.function(self._body, input_signature=list(specs), autograph=False)
                 loss = self._step(*arguments)
+                self._trained += 1
+                if self.profiler is not None:
+                    self.profiler.step(self._trained)
             self.loss = float(loss)
             return 1e3 * (time.perf_counter() - begin) / steps
 

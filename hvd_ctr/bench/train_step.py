@@ -9,11 +9,12 @@ generator; they are made beforehand, so reading is free.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
-import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -24,9 +25,11 @@ from numpy.typing import NDArray
 from hvd_ctr import comm as comms
 from hvd_ctr.bench.stepper import ReadyRows, Stepper
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
+from hvd_ctr.config.profile import ProfileOptions
 from hvd_ctr.data.synthetic import CRITEO_CARDINALITIES
 from hvd_ctr.layers import MixCacheEmbedding
 from hvd_ctr.training.hybrid_model import HybridModel
+from hvd_ctr.training.profiler import Profiler
 
 _EXPONENT = 1.1
 _LEARNING_RATE = 0.05
@@ -153,13 +156,15 @@ def dense_steps(workload: Workload) -> Stepper:
     return Stepper(lambda: dense_only(workload), itertools.repeat(({"rows": rows}, labels)))
 
 
-def main() -> int:
-    """Runs the workload and prints one line on rank 0."""
+def main(workload: Workload, profile: ProfileOptions | None = None) -> int:
+    """Runs the workload and prints one line on rank 0; profiles some steps on demand."""
     comm = comms.init()
-    workload = Workload.from_environment(os.environ)
     steps = embedding_steps(workload, workload.depth)
-    steps.run(workload.warm)
-    milliseconds = steps.run(workload.steps)
+    with contextlib.ExitStack() as stack:
+        if profile is not None:
+            steps.profiler = stack.enter_context(Profiler(comm, Path("profile-train-step"), profile))
+        steps.run(workload.warm)
+        milliseconds = steps.run(workload.steps)
     if comm.rank == 0:
         rate = 1e3 * workload.batch * comm.size / milliseconds
         stats = steps.model.embeddings[0].cache_stats()["total"]

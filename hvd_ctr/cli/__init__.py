@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from hvd_ctr.config import ConfigError, TrainConfig, load_config
+from hvd_ctr.config.profile import ProfileOptions, parse_steps
 
 _GRACE_SECONDS = 2.0  # as in comm.py, which would load TensorFlow
 
@@ -50,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=about, epilog=f"example: {_EXAMPLES[name]}")
         if name == "bench":
             command.add_argument("what", choices=["train-step"], help="what to measure")
+            _add_profile_options(command, "the folder profile-train-step", "the timed ones, up to 50")
             continue
         command.add_argument("config", help="YAML file; every key is documented in docs/config.md")
         command.add_argument(
@@ -76,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
                 "more, the most frequent N/4 ids are kept, with counts that are a little low (default: 16,777,216)",
             )
         if name == "train":
+            _add_profile_options(command, "the folder profile of the run folder", "21:70")
             old = command.add_mutually_exclusive_group()
             old.add_argument(
                 "--resume",
@@ -93,6 +96,43 @@ def _parser() -> argparse.ArgumentParser:
         if name == "predict":
             command.add_argument("--output", required=True, metavar="FILE", help="file to write, one score per line")
     return parser
+
+
+def _add_profile_options(command: argparse.ArgumentParser, folder: str, steps: str) -> None:
+    command.add_argument(
+        "--profile",
+        action="store_true",
+        help="write the times of a step's stages as a table, TensorBoard scalars and a trace for Perfetto, into "
+        f"{folder}; docs/profiling.md says how to read them",
+    )
+    command.add_argument(
+        "--profile-steps",
+        type=_steps,
+        metavar="FIRST:LAST",
+        help="steps to profile, both included, counted from the start of this run; implies --profile "
+        f"(default: {steps})",
+    )
+    command.add_argument(
+        "--profile-tensorflow",
+        action="store_true",
+        help="run TensorFlow's own profiler too, on rank 0, on ten steps after those of --profile",
+    )
+
+
+def _steps(text: str) -> tuple[int, int]:
+    try:
+        return parse_steps(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _profile_options(arguments: argparse.Namespace, default: tuple[int, int]) -> ProfileOptions | None:
+    """What the options ask for, None for nothing."""
+    stages = arguments.profile or arguments.profile_steps is not None
+    if not stages and not arguments.profile_tensorflow:
+        return None
+    first, last = arguments.profile_steps or default
+    return ProfileOptions(first, last, stages, arguments.profile_tensorflow)
 
 
 def _add_plan_options(command: argparse.ArgumentParser) -> None:
@@ -120,7 +160,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "bench":
         from hvd_ctr.bench import train_step
 
-        return train_step.main()
+        workload = train_step.Workload.from_environment(os.environ)
+        timed = (workload.warm + 1, workload.warm + min(workload.steps, 50))
+        return train_step.main(workload, _profile_options(arguments, timed))
     config = _load(arguments)
     if arguments.command == "synth":
         if _launcher_rank() != 0:
@@ -150,7 +192,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from hvd_ctr.cli.resume import Start
 
         start = Start.RESUME if arguments.resume else Start.OVERWRITE if arguments.overwrite else Start.NEW
-        return commands.train(config, start)
+        return commands.train(config, start, _profile_options(arguments, (21, 70)))
     if arguments.command == "evaluate":
         return commands.evaluate(config, arguments.checkpoint)
     return commands.predict(config, arguments.checkpoint, arguments.output)

@@ -13,6 +13,7 @@ from typing import Any
 from hvd_ctr import comm as comms
 from hvd_ctr.cli import assemble, resume, statistics_report
 from hvd_ctr.config import ConfigError, TrainConfig, save_config
+from hvd_ctr.config.profile import ProfileOptions
 from hvd_ctr.data import Reader
 from hvd_ctr.data.synthetic import read_report
 from hvd_ctr.training import checkpoint
@@ -72,8 +73,8 @@ def _output_problem(path: Path) -> str:
     return "" if os.access(path.parent, os.W_OK) else f"the folder {path.parent} cannot be written to"
 
 
-def train(config: TrainConfig, start: resume.Start = resume.Start.NEW) -> int:
-    """Trains, evaluates, saves, and prints the final report.
+def train(config: TrainConfig, start: resume.Start = resume.Start.NEW, profile: ProfileOptions | None = None) -> int:
+    """Trains, evaluates, saves, and prints the final report; profiles some steps on demand.
 
     Raises:
         ConfigError: the run folder holds checkpoints and `start` is NEW; or they contradict the configuration.
@@ -97,7 +98,7 @@ def train(config: TrainConfig, start: resume.Start = resume.Start.NEW) -> int:
     trainer = Trainer(built.model, config, progress, None if point is None else point.directory, facts)
     if point is not None and trainer.complete() and comm.rank == 0:
         logger.info("all is trained already; raise train.epochs or train.max_steps to train on")
-    result = trainer.train(train_reader, eval_reader)
+    result = trainer.train(train_reader, eval_reader, profile)
     built.embedding.sharded.flush()
     statistics = built.model.statistics(all_ranks=True)
     total = statistics["total"]

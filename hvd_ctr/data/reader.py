@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from hvd_ctr import stage_clock
 from hvd_ctr.data.batch import Batch
 from hvd_ctr.data.dealing import Piece, Window, deal, file_order, window_order
 
@@ -110,9 +111,10 @@ class Reader(ABC):
         self._faults.reset()
         self._rows_read = self._rows_dealt = 0
         d = self._dealing
-        for step, pieces in enumerate(deal(self._stream(epoch), d.global_batch, d.rank, d.size)):
+        pieces_of_steps = deal(self._stream(epoch), d.global_batch, d.rank, d.size)
+        for step, pieces in enumerate(stage_clock.iterate("read", pieces_of_steps)):
             self._rows_dealt = min(self._rows_dealt + d.global_batch, self._rows_read)
-            yield self._parse(pieces) if step >= first_step else None
+            yield stage_clock.call("parse", self._parse, pieces) if step >= first_step else None
         if first_step == 0 and self._faults.counts["rows"] == 0:
             self._require_a_good_row(epoch)
 

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from hvd_ctr.collective_inputs import match_rows
 from hvd_ctr.comm import Comm
-from hvd_ctr.ops import mix_cache_ops
+from hvd_ctr.ops import mix_cache_ops, stage_ops
 
 Tensor = Any
 
@@ -60,7 +60,9 @@ class RowExchange(abc.ABC):
         Returns:
             Received words int64 and their splits (W) int32.
         """
-        return self.exchange(send, send_splits, f"{name}.keys", kind)
+        return stage_ops.timed(
+            "key exchange", send, lambda words: self.exchange(words, send_splits, f"{name}.keys", kind)
+        )
 
     def output_dist(
         self, rows: Tensor, send_splits: Tensor, expected_splits: Tensor, name: str, kind: str = "rows"
@@ -72,14 +74,20 @@ class RowExchange(abc.ABC):
         Raises:
             tf.errors.OpError: the error of the lowest failing owner (cache too small, ...).
         """
-        received, received_splits = self.exchange(rows, send_splits, f"{name}.rows", kind)
+        received, received_splits = stage_ops.timed(
+            "row exchange", rows, lambda answers: self.exchange(answers, send_splits, f"{name}.rows", kind)
+        )
         return mix_cache_ops.check_rows(received, received_splits, expected_splits)
 
     def reverse_output_dist(self, d_rows: Tensor, row_splits: Tensor, name: str) -> Tensor:
         """Gradient exchange: gradients of the rows asked for (U, D) -> gradients at the owner (R, D), in the order of
         the requests. The owner adds them up, in the same order in every mode.
         """
-        return self.exchange(tf.convert_to_tensor(d_rows), row_splits, f"{name}.gradients", "gradients")[0]
+        return stage_ops.timed(
+            "gradient exchange",
+            tf.convert_to_tensor(d_rows),
+            lambda gradients: self.exchange(gradients, row_splits, f"{name}.gradients", "gradients"),
+        )[0]
 
 
 class AllToAllExchange(RowExchange):

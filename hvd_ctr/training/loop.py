@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hvd_ctr import comm as comms
 from hvd_ctr.config import TrainConfig
+from hvd_ctr.config.profile import ProfileOptions
 from hvd_ctr.data import Batch, Reader
 from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
 from hvd_ctr.training import checkpoint, checkpoint_folder, metrics
@@ -28,6 +29,7 @@ from hvd_ctr.training.agreed_data import agreed_batches
 from hvd_ctr.training.checkpoint import Progress
 from hvd_ctr.training.hybrid_model import HybridModel
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
+from hvd_ctr.training.profiler import Profiler
 from hvd_ctr.training.progress import ProgressReport
 from hvd_ctr.training.save_timer import SaveTimer
 from hvd_ctr.training.statistics import per_step
@@ -177,15 +179,19 @@ class Trainer:
             loop.max_steps is not None and self.progress.step >= loop.max_steps
         )
 
-    def train(self, reader: Reader, eval_reader: Reader | None) -> TrainResult:
+    def train(self, reader: Reader, eval_reader: Reader | None, profile: ProfileOptions | None = None) -> TrainResult:
         """Trains from `progress` to the end of the last epoch or max_steps; evaluates after each epoch (and every
-        eval_every_steps), or once if there is nothing to train.
+        eval_every_steps), or once if there is nothing to train. `profile` writes a profile into the run folder.
         """
         self._model.synchronise()
         start, minutes = time.perf_counter(), self._config.checkpoint.every_minutes
-        with ProgressReport("train", self._comm.rank, self.run_dir / "tensorboard") as report:
+        with contextlib.ExitStack() as stack:
+            report = stack.enter_context(ProgressReport("train", self._comm.rank, self.run_dir / "tensorboard"))
+            profiler = None
+            if profile is not None:
+                profiler = stack.enter_context(Profiler(self._comm, self.run_dir / "profile", profile, report.scalars))
             timer = None if minutes is None else SaveTimer(self._comm, 60.0 * minutes)
-            run = _Run(report, timer, self._model.statistics(all_ranks=True))
+            run = _Run(report, timer, self._model.statistics(all_ranks=True), profiler)
             while not self.complete():
                 epoch, before = self.progress.epoch, self.progress.step
                 self._train_epoch(reader, eval_reader, epoch, run)
@@ -211,6 +217,8 @@ class Trainer:
                 run.clock.tick(rows)
                 self.progress = Progress(self.progress.step + 1, epoch, self.progress.step_in_epoch + 1)
                 step = self.progress.step
+                if run.profiler is not None:
+                    run.profiler.step(step)
                 run.report.position(self._position(epoch), self._fraction(reader, epoch))
                 if step % loop.log_every_steps == 0:
                     run.train_values = self._train_values(run)
@@ -222,6 +230,7 @@ class Trainer:
                         self.save()
                     if run.timer is not None:
                         run.timer.restart()
+                    run.resume_profile()
                 if step == loop.max_steps:
                     break
 
@@ -267,6 +276,7 @@ class Trainer:
             run.eval_values, run.evaluated_at = self.evaluate(reader), step
         values = {f"eval_{name}": value for name, value in run.eval_values.items()}
         run.report.values(step, values, "evaluation", True)
+        run.resume_profile()
 
     def evaluate(self, reader: Reader) -> dict[str, float]:
         """Metrics over all ranks' parts of one pass, the same on every rank. Changes no row and no cache state."""
@@ -380,11 +390,17 @@ class _Run:
     report: ProgressReport
     timer: SaveTimer | None
     statistics: dict[str, Any]  # over all ranks, at the last log line
+    profiler: Profiler | None = None
     clock: _Throughput = dataclasses.field(default_factory=_Throughput)
     samples: int = 0
     train_values: dict[str, float] = dataclasses.field(default_factory=dict)
     eval_values: dict[str, float] = dataclasses.field(default_factory=dict)
     evaluated_at: int = -1
+
+    def resume_profile(self) -> None:
+        """What was done since the last step belongs to no step."""
+        if self.profiler is not None:
+            self.profiler.resume()
 
 
 class _Pause:

@@ -43,6 +43,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from hvd_ctr import stage_clock
 from hvd_ctr.comm import Comm
 from hvd_ctr.embedding.sharded_embedding import BatchFacts, ReceivedWords, Staged
 from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
@@ -217,7 +218,7 @@ class Pipeline(Generic[T]):
 
     def _wait(self, stage: str, condition: Callable[[], Any]) -> None:
         begin = time.perf_counter()
-        self._shared.wait_for(condition)
+        stage_clock.call("waiting", self._shared.wait_for, condition)
         self.waited_seconds[stage] += time.perf_counter() - begin
 
     def _done(self) -> bool:
@@ -233,7 +234,7 @@ class Pipeline(Generic[T]):
             return not self._done()
 
     def _load(self) -> None:
-        for batch in self._batches:
+        for batch in stage_clock.iterate("read", self._batches):
             if not self._put_loaded(self._prepare(batch, self._inputs_of(batch))):
                 return
         self._put_loaded(None)

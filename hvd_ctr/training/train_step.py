@@ -20,6 +20,7 @@ from hvd_ctr import comm as comms
 from hvd_ctr.embedding import TableGroup, step_context
 from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
 from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
+from hvd_ctr.ops import stage_ops
 
 Tensor = Any
 
@@ -120,7 +121,11 @@ def _dense_gradients(comm: comms.Comm, variables: Sequence[Any], gradients: Sequ
     used = [(i, tf.convert_to_tensor(g)) for i, g in enumerate(gradients) if g is not None]
     summed: list[Any] = [None] * len(variables)
     if used:
-        reduced = comm.allreduce_sum([gradient for _, gradient in used], "hvd_ctr.dense_gradients", "dense")
+        reduced = stage_ops.timed(
+            "dense allreduce",
+            [gradient for _, gradient in used],
+            lambda values: comm.allreduce_sum(values, "hvd_ctr.dense_gradients", "dense"),
+        )
         for (index, _), value in zip(used, reduced, strict=True):
             summed[index] = value
     return summed
@@ -172,7 +177,7 @@ def hybrid_train_step(
         totals = context.totals or global_totals(comm, facts)
         share = loss_share(reduction, facts, totals)
         # multiply_no_nan: a loss that is 0/0 on a zero-row batch counts as nothing.
-        scaled = tf.math.multiply_no_nan(loss, share)
+        scaled = stage_ops.moment("loss", tf.math.multiply_no_nan(loss, share))
     gradients = tape.gradient(scaled, [*variables, *context.watched_rows])
     dense = _dense_gradients(comm, variables, gradients[: len(variables)])
     context.backward(gradients[len(variables) :], tf.cast(learning_rate_scale, tf.float32))

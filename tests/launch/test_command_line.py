@@ -91,7 +91,7 @@ def test_any_number_of_ranks_trains_alike(runs: dict[int, Path]) -> None:
     assert all(r["counts"]["train"]["rows"] == 12_800 for r in reports)
 
 
-def test_the_report_tells_what_the_cache_and_the_exchanges_did(folder: Path) -> None:
+def test_report_and_profile_tell_what_cache_and_exchanges_did(folder: Path) -> None:
     result = _command(
         folder,
         2,
@@ -102,6 +102,8 @@ def test_the_report_tells_what_the_cache_and_the_exchanges_did(folder: Path) -> 
         "train.max_steps=20",
         "--set",
         "embedding.exchange=allgather",
+        "--profile-steps",
+        "8:15",
     )
     assert result.exit_code == 0, result.report()
     for text in (
@@ -125,6 +127,16 @@ def test_the_report_tells_what_the_cache_and_the_exchanges_did(folder: Path) -> 
     (events,) = (run / "tensorboard").iterdir()
     for tag in ("train/loss", "cache/hit_rate", "bytes_per_step/gradients", "wait_seconds_per_step/Host-Manager"):
         assert tag.encode() in events.read_bytes(), tag
+    assert b"profile_ms/Data-Loader/parse" in events.read_bytes()
+    profile = json.loads((run / "profile" / "profile.json").read_text())
+    assert (profile["steps"], profile["ranks"], profile["lost_events"]) == ([8, 15], 2, 0)
+    assert {"read", "parse", "dedupe", "partition"} <= profile["threads"]["Data-Loader"].keys()
+    assert {"lookup", "forward", "backward", "update"} <= profile["threads"]["GPU-Worker"].keys()
+    assert (run / "profile" / "profile.txt").read_text().strip() in "\n".join(result.outputs)
+    tracks = [
+        e for e in json.loads((run / "profile" / "trace.json").read_text())["traceEvents"] if "thread_name" in e["name"]
+    ]
+    assert len(tracks) == 2 * 3
 
 
 def test_a_small_lfu_cache_gives_the_same_bits(folder: Path, runs: dict[int, Path]) -> None:

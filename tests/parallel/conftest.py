@@ -25,7 +25,9 @@ from hvd_ctr.comm import Comm
 
 _LIMIT_SECONDS = float(os.environ.get("HVD_CTR_TEST_SECONDS", "120"))
 
-_ON_FEW_RANKS = frozenset({"test_callbacks", "test_count", "test_fit", "test_metrics", "test_plan", "test_pooling"})
+_ON_FEW_RANKS = frozenset(
+    {"test_callbacks", "test_count", "test_fit", "test_metrics", "test_plan", "test_pooling", "test_profile"}
+)
 
 # The true stderr: while a test runs, pytest collects what is written to descriptor 2, and os._exit would lose it.
 _stderr = 2

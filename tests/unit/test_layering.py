@@ -19,16 +19,17 @@ MAX_FILE_LINES = 500
 PYTHON_LAYERS: dict[str, set[str]] = {
     "config": set(),
     "launcher": set(),
+    "stage_clock": set(),
     "collective_inputs": set(),
     "traffic": set(),
-    "ops": {"config"},
+    "ops": {"config", "stage_clock"},
     "transports": {"ops"},
     "comm": {"config", "launcher", "collective_inputs", "traffic", "transports"},
-    "data": {"config", "ops"},
+    "data": {"config", "stage_clock", "ops"},
     "embedding": {"config", "collective_inputs", "comm", "ops"},
     "layers": {"config", "comm", "ops", "embedding"},
     "models": {"config", "comm", "ops", "embedding", "layers"},
-    "training": {"config", "traffic", "comm", "ops", "data", "embedding", "layers"},
+    "training": {"config", "traffic", "stage_clock", "comm", "ops", "data", "embedding", "layers"},
 }
 # On top: they may import everything.
 PYTHON_TOP = {"__init__", "__main__", "cli", "bench"}
@@ -47,6 +48,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "aligned_block",
             "chunked_array",
             "simd_level",
+            "stage_clock",
         },
         True,
     ),

@@ -97,10 +97,12 @@ def test_ops_that_touch_a_cache_or_an_exchange_are_stateful():
         *("RowAges", "Sweep", "ExportWaiting", "ImportLife"),
         # Not the collectives themselves, which then could not overlap: their callers keep TensorFlow from all that.
         *("SharedGroupCreate", "SharedGroupConnect"),
+        *("StageClock", "DrainStages"),
     }
 
 
 DIFFERENTIABLE = {"HvdCtrPoolRows", "HvdCtrDotPairs", "HvdCtrDotPairsGrad", "HvdCtrPairSum", "HvdCtrPairSumGrad"}
+DIFFERENTIABLE |= {"HvdCtrStageMark"}
 
 
 def test_every_op_has_a_gradient_decision():

@@ -7,6 +7,7 @@
 #include "tf_ops/core/mix_cache_impl.h"
 #include "tf_ops/core/mix_cache_options.h"
 #include "tf_ops/core/row_math.h"
+#include "tf_ops/core/stage_clock.h"
 
 namespace hvd_ctr {
 
@@ -104,6 +105,7 @@ Status MixCacheImpl::TicketSplits(int64_t ticket, std::vector<int32_t>* splits) 
 }
 
 Status MixCacheImpl::Lookup(int64_t ticket, float* rows, TaskRunner* runner) {
+  const StageTimer timer(Stage::kLookup);
   std::shared_lock<std::shared_mutex> rows_lock(rows_mutex_);
   Ticket* found = nullptr;
   {
@@ -114,6 +116,7 @@ Status MixCacheImpl::Lookup(int64_t ticket, float* rows, TaskRunner* runner) {
 }
 
 Status MixCacheImpl::Apply(int64_t ticket, const float* gradients, float learning_rate_scale, TaskRunner* runner) {
+  const StageTimer timer(Stage::kUpdate);
   if (!std::isfinite(learning_rate_scale) || learning_rate_scale < 0) {
     return MakeStatus(StatusCode::kInvalidArgument, Where(), ": Apply with learning-rate scale ", learning_rate_scale,
                       "; allowed are finite values >= 0");
@@ -130,7 +133,8 @@ Status MixCacheImpl::Apply(int64_t ticket, const float* gradients, float learnin
     const auto unique = static_cast<int64_t>(found->slots.size());
     if (sums_.size() < static_cast<size_t>(unique * dim_)) sums_.resize(static_cast<size_t>(unique * dim_));
     const Span<const Slot> slots = AdmittedSlots(*found);
-    HVD_CTR_RETURN_IF_ERROR(backend_->SegmentSum(gradients, found->inverse, unique, sums_.data(), runner));
+    HVD_CTR_RETURN_IF_ERROR(TimeStage(
+        Stage::kSegmentSum, [&] { return backend_->SegmentSum(gradients, found->inverse, unique, sums_.data(), runner); }));
     HVD_CTR_RETURN_IF_ERROR(
         backend_->UpdateRows(slots, found->tables, sums_.data(), optimizers_, step, learning_rate_scale, runner));
     life_.Count(found->tracked, step);

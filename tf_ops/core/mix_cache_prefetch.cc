@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "tf_ops/core/mix_cache_impl.h"
+#include "tf_ops/core/stage_clock.h"
 
 namespace hvd_ctr {
 
@@ -13,6 +14,7 @@ Status MixCacheImpl::Prefetch(const ReceivedKeys& received, int64_t* ticket, Tas
 }
 
 Status MixCacheImpl::PrefetchSerially(const ReceivedKeys& received, int64_t* number, TaskRunner* runner) {
+  const StageTimer timer(Stage::kPlan);
   HVD_CTR_RETURN_IF_ERROR(CheckReceived(received));
   std::unique_lock<std::mutex> order(order_mutex_);
   HVD_CTR_RETURN_IF_ERROR(merge_.Run(received.ids, received.tables, &merged_));
@@ -45,6 +47,7 @@ Status MixCacheImpl::PlanOrWait(std::unique_lock<std::mutex>* order) {
       if (PlanBatch(directory_, policy_.get(), request, &plan_scratch_, &plan_)) return Status::Ok();
       // Whoever holds the pins may want to read or flush before it ends its ticket: it must not wait for us meanwhile.
       order->unlock();
+      const StageTimer timer(Stage::kWaiting);
       const int64_t seen = releases_;
       if (!released_.wait_until(lock, deadline, [this, seen] { return releases_ != seen; }))
         return NoRoom(options_.prefetch_wait_seconds);
@@ -99,7 +102,8 @@ Status MixCacheImpl::MovePlannedRows(TaskRunner* runner) {
     move_keys_.push_back(eviction.key);
     move_slots_.push_back(eviction.slot);
   }
-  HVD_CTR_RETURN_IF_ERROR(WriteBack(move_keys_, move_slots_, runner));
+  HVD_CTR_RETURN_IF_ERROR(TimeStage(Stage::kWriteBack, [&] { return WriteBack(move_keys_, move_slots_, runner); }));
+  const StageTimer timer(Stage::kHostIo);
   const auto loads = static_cast<int64_t>(plan_.loads.size());
   found_.resize(static_cast<size_t>(loads));
   bool overwritten = false;

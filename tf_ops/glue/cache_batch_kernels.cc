@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/env.h"
 #include "tf_ops/core/key_exchange.h"
+#include "tf_ops/core/stage_clock.h"
 #include "tf_ops/glue/cache_op.h"
 #include "tf_ops/glue/mix_cache_resource.h"
 #include "tf_ops/glue/tf_convert.h"
@@ -111,7 +112,8 @@ class PrefetchOp final : public AsyncOpKernel {
     MixCachePtr resource;
     OP_REQUIRES_OK_ASYNC(ctx, LookupMixCache(ctx, &resource), done);
     ReceivedKeys received;
-    OP_REQUIRES_OK_ASYNC(ctx, ToTensorFlow(Receive(ctx, resource->options(), &received)), done);
+    OP_REQUIRES_OK_ASYNC(ctx, ToTensorFlow(TimeStage(Stage::kPlan, [&] { return Receive(ctx, resource->options(), &received); })),
+                         done);
     OP_REQUIRES_OK_ASYNC(ctx, SetGlobalOutputs(ctx, 2, received), done);
     if (!resource->PrefetchMayWait()) {
       Run(ctx, resource.get(), received);
@@ -145,6 +147,7 @@ class AnnounceOp final : public CacheOp {
   using CacheOp::CacheOp;
 
   void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
+    const StageTimer timer(Stage::kPlan);
     OP_REQUIRES_OK(ctx, ToTensorFlow(CheckWords(ctx, resource->options())));
     ReceivedKeys received;
     bool noted = false;

@@ -12,6 +12,7 @@
 #include "tf_ops/core/key_exchange.h"
 #include "tf_ops/core/rank_partition.h"
 #include "tf_ops/core/row_math.h"
+#include "tf_ops/core/stage_clock.h"
 #include "tf_ops/glue/tf_convert.h"
 
 namespace hvd_ctr {
@@ -78,6 +79,7 @@ class PrepareBatchOp final : public OpKernel {
   }
 
   void Compute(OpKernelContext* ctx) override {
+    const StageTimer timer(Stage::kPartition);
     for (int i = 2; i < 5; ++i) OP_REQUIRES_OK(ctx, CheckRank(ctx, i, 0, "batch_rows, weight_sum or error_text"));
     const Tensor& ids = ctx->input(0);
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 0, row_major_ ? 2 : 1, "ids"));
@@ -133,6 +135,7 @@ class PrepareBatchOp final : public OpKernel {
 
   /// Fills scratch->unique and the virtual ids (indices of scratch->unique.keys). Not OK: an error of this rank's data.
   Status Dedupe(OpKernelContext* ctx, Span<int32_t> virtual_ids, Scratch* scratch) const {
+    const StageTimer timer(Stage::kDedupe);
     const tensorflow::tstring& error_text = ctx->input(4).scalar<tensorflow::tstring>()();
     if (!error_text.empty()) return Status(StatusCode::kInternal, std::string(error_text.data(), error_text.size()));
     const Span<const int64_t> ids = ConstSpan<int64_t>(ctx->input(0));

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tf_ops/core/stage_clock.h"
 #include "tf_ops/cpu/pool_rows.h"
 #include "tf_ops/glue/tf_convert.h"
 
@@ -59,6 +60,7 @@ class PoolRowsOp final : public OpKernel {
   explicit PoolRowsOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, layout_.Read(c)); }
 
   void Compute(OpKernelContext* ctx) override {
+    const StageTimer timer(Stage::kPool);
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 0, 2, "rows"));
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 4, 2, "beside"));
     Bags bags;
@@ -93,6 +95,7 @@ class PoolRowsGradOp final : public OpKernel {
   explicit PoolRowsGradOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, layout_.Read(c)); }
 
   void Compute(OpKernelContext* ctx) override {
+    const StageTimer timer(Stage::kPoolGradient);
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 0, 2, "d_pooled"));
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 1, 2, "rows"));
     Bags bags;
