@@ -1,7 +1,6 @@
 // lru and lookahead.
 #include <algorithm>
 #include <array>
-#include <deque>
 
 #include "tf_ops/core/eviction_policy.h"
 #include "tf_ops/core/key_map.h"
@@ -104,7 +103,9 @@ class LruPolicy : public EvictionPolicy {
 // picking victims needs no look-up.
 class LookaheadPolicy final : public LruPolicy {
  public:
-  LookaheadPolicy(int64_t slots, int32_t window) : LruPolicy(slots), window_(static_cast<size_t>(window)) {}
+  LookaheadPolicy(int64_t slots, int32_t window) : LruPolicy(slots), window_(static_cast<size_t>(window)) {
+    open_.reserve(window_);
+  }
 
   void Load(Slot slot, const Key& key, uint64_t hash) override {
     if (!masks_.empty()) masks_[slot] = coming_.Find(key, hash);
@@ -148,7 +149,7 @@ class LookaheadPolicy final : public LruPolicy {
       if (k + kAhead < count) coming_.Prefetch(batch.hashes[k + kAhead]);
       masks_[batch.slots[k]] = coming_.KeepBits(batch.keys[k], batch.hashes[k], others);
     }
-    open_.pop_front();
+    open_.erase(open_.begin());
     ++first_;
   }
 
@@ -235,9 +236,9 @@ class LookaheadPolicy final : public LruPolicy {
   const size_t window_;
   KeyMap coming_;
   std::vector<uint64_t> masks_;  // (S), or empty before the first announcement.
-  std::deque<Announced> open_;
-  size_t first_ = 0;        // Number of open_.front().
-  size_t unannounced_ = 0;  // Batches in a row that came without an announcement.
+  std::vector<Announced> open_;  // At most window_, oldest first.
+  size_t first_ = 0;             // Number of open_.front().
+  size_t unannounced_ = 0;       // Batches in a row that came without an announcement.
 };
 
 }  // namespace

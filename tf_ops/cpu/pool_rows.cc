@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
+#include <vector>
 
 #include "tf_ops/core/simd_level.h"
 #include "tf_ops/cpu/row_loops.h"
@@ -205,22 +205,29 @@ void WeightGradOfBag(const Bags& bags, int64_t begin, int64_t end, float* d_weig
 
 /// Per position: the bag it is in, its target row (-1 where the bag pools to zeros) and its coefficient weight / divisor.
 struct Terms {
-  explicit Terms(int64_t n) : bags(new int32_t[n]), targets(new int32_t[n]), coefficients(new float[n]) {}
+  std::vector<int32_t> bags;
+  std::vector<int32_t> targets;
+  std::vector<float> coefficients;
 
-  std::unique_ptr<int32_t[]> bags;
-  std::unique_ptr<int32_t[]> targets;
-  std::unique_ptr<float[]> coefficients;
+  void Resize(size_t n) {
+    bags.resize(n);
+    targets.resize(n);
+    coefficients.resize(n);
+  }
 };
 
 void FillTerms(const Bags& bags, TaskRunner* runner, Terms* terms) {
+  int32_t* const bag_of = terms->bags.data();
+  int32_t* const targets = terms->targets.data();
+  float* const coefficients = terms->coefficients.data();
   ForRows(runner, bags.bags(), WorkPerBag(bags, 1), [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t end = BagEnd(bags, i);
       const float divisor = Divisor(bags, BagBegin(bags, i), end);
       for (int64_t p = BagBegin(bags, i); p < end; ++p) {
-        terms->bags[p] = static_cast<int32_t>(i);
-        terms->targets[p] = divisor == 0.0f ? kNoVirtualId : bags.virtual_ids[p];
-        terms->coefficients[p] = divisor == 0.0f ? 0.0f : WeightOf(bags, p) / divisor;
+        bag_of[p] = static_cast<int32_t>(i);
+        targets[p] = divisor == 0.0f ? kNoVirtualId : bags.virtual_ids[p];
+        coefficients[p] = divisor == 0.0f ? 0.0f : WeightOf(bags, p) / divisor;
       }
     }
   });
@@ -246,12 +253,14 @@ Status PoolRowsGrad(const Bags& bags, const float* d_out, int64_t d_out_stride, 
   args.targets = bags.virtual_ids;
   args.unique = unique;
   args.sums = d_rows;
-  Terms terms(IsCopy(bags) ? 0 : bags.virtual_ids.size());
+  // Kept for the next call of this thread: fresh memory costs page faults.
+  static thread_local Terms terms;
   if (!IsCopy(bags)) {
+    terms.Resize(static_cast<size_t>(bags.virtual_ids.size()));
     FillTerms(bags, runner, &terms);
-    args.source_rows = terms.bags.get();
-    args.targets = Span<const int32_t>(terms.targets.get(), bags.virtual_ids.size());
-    if (bags.combiner != Combiner::kSum || !bags.weights.empty()) args.coefficients = terms.coefficients.get();
+    args.source_rows = terms.bags.data();
+    args.targets = terms.targets;
+    if (bags.combiner != Combiner::kSum || !bags.weights.empty()) args.coefficients = terms.coefficients.data();
   }
   ScatterAdd(args, runner);
   return Status::Ok();
