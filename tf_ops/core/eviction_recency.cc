@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 
+#include "tf_ops/core/aligned_block.h"
 #include "tf_ops/core/eviction_policy.h"
 #include "tf_ops/core/key_map.h"
 
@@ -14,9 +15,10 @@ namespace {
 // stale.
 class LruPolicy : public EvictionPolicy {
  public:
-  explicit LruPolicy(int64_t slots) : position_(static_cast<size_t>(slots), -1) {
+  explicit LruPolicy(int64_t slots) {
+    AssignHuge(static_cast<size_t>(slots), -1, &position_);
     // After Compact at most S entries are left and one call brings at most S more, so this capacity is never exceeded.
-    log_.reserve(static_cast<size_t>(kLogPerSlot * slots));
+    ReserveHuge(static_cast<size_t>(kLogPerSlot * slots), &log_);
   }
 
   static int64_t PlannedBytes(int64_t slots) {
@@ -120,7 +122,7 @@ class LookaheadPolicy final : public LruPolicy {
     const int64_t count = batch.keys.size();
     if (open_.size() >= window_ || count == 0) return false;
     coming_.Reserve(coming_.size() + count);
-    if (masks_.empty()) masks_.assign(static_cast<size_t>(slots()), 0);
+    if (masks_.empty()) AssignHuge(static_cast<size_t>(slots()), uint64_t{0}, &masks_);
     open_.push_back({count, Sum(batch)});
     const uint64_t bit = Bit(open_.size() - 1);
     for (int64_t k = 0; k < count; ++k) {
