@@ -9,6 +9,10 @@
 #include "tf_ops/cpu/row_loops.h"
 #include "tf_ops/cpu/scatter_add.h"
 
+#if defined(HVD_CTR_TARGET_AVX512)
+#include <immintrin.h>
+#endif
+
 namespace hvd_ctr {
 namespace {
 
@@ -86,6 +90,34 @@ HVD_CTR_SIMD_BODY void CopyBags(const PoolArgs& args, int64_t begin, int64_t end
     }
   }
 }
+
+#if defined(HVD_CTR_TARGET_AVX512)
+/// CopyBags with stores of whole cache lines past the caches. Rows are read from the cache, where they stand once each; `out` is
+/// too large for it, and a usual store would first read the line that it overwrites.
+HVD_CTR_TARGET_AVX512 void StreamBags(const PoolArgs& args, int64_t begin, int64_t end) {
+  const int32_t* virtual_ids = args.bags->virtual_ids.data();
+  for (int64_t i = begin; i < end; ++i) {
+    float* out = args.out + i * args.out_stride;
+    const float* row = args.rows + std::max<int64_t>(virtual_ids[i], 0) * args.dim;
+    const __mmask16 keep = virtual_ids[i] < 0 ? 0 : 0xffff;
+    for (int64_t j = 0; j < args.dim; j += kLineFloats) _mm512_stream_ps(out + j, _mm512_maskz_loadu_ps(keep, row + j));
+  }
+  _mm_sfence();
+}
+
+/// Larger than a core's own cache.
+constexpr int64_t kStreamBytes = int64_t{4} << 20;
+
+/// Whether StreamBags can copy these bags, and should.
+bool Streams(const PoolArgs& args) {
+  const auto address = reinterpret_cast<uintptr_t>(args.out) / sizeof(float);
+  return ActiveSimdLevel() == SimdLevel::kAvx512 && (address | args.out_stride | args.dim) % kLineFloats == 0 &&
+         args.bags->bags() * args.dim * static_cast<int64_t>(sizeof(float)) >= kStreamBytes;
+}
+#else
+void StreamBags(const PoolArgs&, int64_t, int64_t) {}
+bool Streams(const PoolArgs&) { return false; }
+#endif
 
 /// kVectors * kWidth columns from j on of one bag: sum of weight * row in order, from zero, then divided. The sums stay in
 /// registers.
@@ -239,7 +271,9 @@ Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim
                 TaskRunner* runner) {
   HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRows", bags, unique, dim, out_stride));
   const PoolArgs args{&bags, rows, dim, out, out_stride};
-  ForRows(runner, bags.bags(), WorkPerBag(bags, dim), [&args](int64_t begin, int64_t end) { PoolRange(args, begin, end); });
+  const bool stream = IsCopy(bags) && Streams(args);
+  ForRows(runner, bags.bags(), WorkPerBag(bags, dim),
+          [&args, stream](int64_t begin, int64_t end) { stream ? StreamBags(args, begin, end) : PoolRange(args, begin, end); });
   return Status::Ok();
 }
 
