@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "tf_ops/core/aligned_block.h"
 #include "tf_ops/core/status.h"
 
 namespace hvd_ctr::bench {
@@ -81,6 +82,19 @@ inline void Report(const std::string& stage, const std::string& variant, const s
   std::printf("}\n");
   std::fflush(stdout);
 }
+
+/// Floats that are touched, aligned to a cache line, and lie in huge pages where there are any.
+class Floats {
+ public:
+  explicit Floats(int64_t count) {
+    if (!block_.Allocate(count * static_cast<int64_t>(sizeof(float)))) std::abort();
+    std::fill(data(), data() + count, 0.01f);
+  }
+  float* data() const { return static_cast<float*>(block_.data()); }
+
+ private:
+  AlignedBlock block_;
+};
 
 /// Ends the program with the message of a status that is not OK.
 inline void Check(const Status& status) {

@@ -11,7 +11,6 @@
 #include "benchmarks/stages/machine_limits.h"
 #include "benchmarks/stages/stages.h"
 #include "benchmarks/stages/workload.h"
-#include "tf_ops/core/aligned_block.h"
 #include "tf_ops/core/hash.h"
 #include "tf_ops/core/row_math.h"
 #include "tf_ops/cpu/cpu_backend.h"
@@ -23,19 +22,6 @@ namespace {
 constexpr int64_t kBatch = 4096;
 constexpr int64_t kBatches = 10;
 constexpr int64_t kArenaBytes = int64_t{540} << 20;
-
-/// Floats that are touched and lie in huge pages where there are any.
-class Floats {
- public:
-  explicit Floats(int64_t count) {
-    if (!block_.Allocate(count * static_cast<int64_t>(sizeof(float)))) std::abort();
-    std::fill(data(), data() + count, 0.01f);
-  }
-  float* data() const { return static_cast<float*>(block_.data()); }
-
- private:
-  AlignedBlock block_;
-};
 
 /// For each batch the slots of the keys that rank 0 owns, spread over S slots; distinct within a batch.
 std::vector<std::vector<Slot>> SlotBatches(Ids kind, int64_t slots) {

@@ -146,10 +146,10 @@ struct Rank {
   std::vector<int32_t> splits;
   ReceivedKeys received;
   int64_t ticket = 0;
-  std::vector<float> answers;    // (R, D) what it looked up for all ranks; then the gradients that all ranks sent.
-  std::vector<float> rows;       // (U, D) in owner order; then their gradients.
-  std::vector<float> expanded;   // (N, D)
-  std::vector<float> gradients;  // (N, D)
+  std::vector<float> answers;         // (R, D) what it looked up for all ranks; then the gradients that all ranks sent.
+  std::vector<float> rows;            // (U, D) in owner order; then their gradients.
+  std::unique_ptr<Floats> expanded;   // (N, D), aligned as TensorFlow's tensors are.
+  std::unique_ptr<Floats> gradients;  // (N, D)
 };
 
 /// Names and summed seconds of the parts of the step, for one rank.
@@ -225,20 +225,24 @@ class StepRun {
     Rank& rank = *ranks_[static_cast<size_t>(r)];
     const auto unique = static_cast<int64_t>(rank.preparation.unique().keys.size());
     rank.rows.resize(static_cast<size_t>(unique * dim_));
-    rank.expanded.resize(rank.virtual_ids.size() * static_cast<size_t>(dim_));
-    rank.gradients.resize(rank.expanded.size());
+    const auto floats = static_cast<int64_t>(rank.virtual_ids.size()) * dim_;  // The same in each step.
+    if (rank.expanded == nullptr) {
+      rank.expanded = std::make_unique<Floats>(floats);
+      rank.gradients = std::make_unique<Floats>(floats);
+    }
     Timed(&parts->timers[Parts::kExchange], [&] { CopyRows(r, false); });
     Timed(&parts->timers[Parts::kExpand],
-          [&] { Check(PoolRows(BagsOf(rank), rank.rows.data(), unique, dim_, rank.expanded.data(), dim_, &runner_)); });
+          [&] { Check(PoolRows(BagsOf(rank), rank.rows.data(), unique, dim_, rank.expanded->data(), dim_, &runner_)); });
   }
 
   void SumSegments(int32_t r, Parts* parts) {
     Rank& rank = *ranks_[static_cast<size_t>(r)];
     const auto unique = static_cast<int64_t>(rank.preparation.unique().keys.size());
     // What the dense model does in between: reads the rows, writes their gradients.
-    for (size_t i = 0; i < rank.expanded.size(); ++i) rank.gradients[i] = rank.expanded[i];
+    const size_t floats = rank.virtual_ids.size() * static_cast<size_t>(dim_);
+    std::memcpy(rank.gradients->data(), rank.expanded->data(), floats * sizeof(float));
     Timed(&parts->timers[Parts::kSegmentSum],
-          [&] { Check(PoolRowsGrad(BagsOf(rank), rank.gradients.data(), dim_, unique, dim_, rank.rows.data(), &runner_)); });
+          [&] { Check(PoolRowsGrad(BagsOf(rank), rank.gradients->data(), dim_, unique, dim_, rank.rows.data(), &runner_)); });
     Timed(&parts->timers[Parts::kExchange], [&] { CopyRows(r, true); });
   }
 

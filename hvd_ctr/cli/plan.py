@@ -235,14 +235,17 @@ def _steps(config: TrainConfig, counted: Counted | None) -> float | None:
 
 
 class _Vectors(keras.layers.Layer):
-    """Stands in for the embedding layer, which would make its tables: (B, F) ids to (B, F, D)."""
+    """Stands in for the embedding layer, which would make its tables: (B, F) ids to (B, F, D), or behind dense columns
+    (B, X) to (B, X + F * D).
+    """
 
     def __init__(self, features: int, dim: int) -> None:
         super().__init__()
         self._shape = (features, dim)
 
-    def compute_output_spec(self, ids: Any) -> Any:
-        return keras.KerasTensor((ids.shape[0], *self._shape), dtype="float32")
+    def compute_output_spec(self, ids: Any, dense: Any = None) -> Any:
+        shape = self._shape if dense is None else (dense.shape[1] + math.prod(self._shape),)
+        return keras.KerasTensor((ids.shape[0], *shape), dtype="float32")
 
 
 def dense_weights(config: TrainConfig, features: Sequence[FeatureConfig]) -> int:

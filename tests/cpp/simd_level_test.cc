@@ -236,6 +236,39 @@ TEST_F(PoolLevels, PoolAndGradients) {
   }
 }
 
+// More than 4 MB, in whole cache lines: AVX-512 stores past the caches.
+TEST_F(SimdLevelTest, LargeExpandWithAlignedAndOtherOutput) {
+  constexpr int64_t kUnique = 100, kIds = 40000, kLine = 16;
+  for (const int32_t dim : {16, 48}) {
+    const std::vector<float> rows = RandomFloats(static_cast<size_t>(kUnique * dim), 10);
+    std::vector<int32_t> ids(kIds);
+    for (int64_t i = 0; i < kIds; ++i) ids[i] = static_cast<int32_t>(Mix64(i) % (kUnique + 1)) - 1;
+    Bags bags;
+    bags.virtual_ids = ids;
+    for (const int64_t stride : {int64_t{dim}, dim + kLine, int64_t{dim} + 5}) {
+      for (const int64_t offset : {0, 3}) {
+        std::vector<float> memory(static_cast<size_t>(kIds * stride + 2 * kLine));
+        const auto address = reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float);
+        float* const out = memory.data() + (kLine - address % kLine) % kLine + offset;
+        ExpectSameBits(internal::StrCat("dim ", dim, " stride ", stride, " offset ", offset), [&] {
+          std::fill(memory.begin(), memory.end(), -3.0f);
+          ThreadRunner runner(2);
+          EXPECT_TRUE(PoolRows(bags, rows.data(), kUnique, dim, out, stride, &runner).ok());
+          for (int64_t i = 0; i < kIds; ++i) {
+            for (int32_t j = 0; j < dim; ++j) {
+              if (out[i * stride + j] != (ids[i] < 0 ? 0.0f : rows[static_cast<size_t>(ids[i] * dim + j)])) {
+                ADD_FAILURE() << "bag " << i << " column " << j;
+                return memory;
+              }
+            }
+          }
+          return memory;
+        });
+      }
+    }
+  }
+}
+
 TEST(SimdChoiceTest, NoWishGivesTheBest) {
   for (const char* wanted : {static_cast<const char*>(nullptr), ""}) {
     const SimdChoice choice = ChooseSimdLevel(wanted, SimdLevel::kAvx2);

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.ops import gradient_registry
 
-# They register gradients.
 from hvd_ctr.ops import (  # noqa: F401  (they register gradients)
     id_ops,
     interaction_ops,
@@ -19,6 +18,8 @@ from hvd_ctr.ops import (  # noqa: F401  (they register gradients)
     pooling_ops,
     reader_ops,
     row_life_ops,
+    shared_memory_ops,
+    stage_ops,
 )
 
 

@@ -1,7 +1,7 @@
 // AlignedBlock: one block of raw memory for tables that are read at random. Blocks of 2 MB and more are aligned to 2 MB and ask
 // for huge pages, which makes random access to large tables about 1.7 times faster. Blocks of 128 KB and more are mapped for
 // themselves, so that their memory goes back to the system when they are freed. Allocation failure is a return value, no
-// exception.
+// exception. ReserveHuge and AssignHuge get huge pages for a std::vector.
 //
 //   AlignedBlock block;
 //   if (!block.Allocate(bytes)) return MakeStatus(StatusCode::kResourceExhausted, ...);
@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <utility>
+#include <vector>
 
 namespace hvd_ctr {
 
@@ -105,6 +106,25 @@ class AlignedBlock {
   int64_t bytes_ = 0;
   bool mapped_ = false;
 };
+
+/// Makes room for `count` elements in all and asks for huge pages, where they are not touched yet. Throws std::bad_alloc.
+template <typename T>
+void ReserveHuge(size_t count, std::vector<T>* values) {
+  if (values->capacity() >= count) return;
+  values->reserve(count);
+  constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
+  const auto begin = (reinterpret_cast<uintptr_t>(values->data()) + kHugePage - 1) / kHugePage * kHugePage;
+  const auto end = reinterpret_cast<uintptr_t>(values->data() + values->capacity()) / kHugePage * kHugePage;
+  // Advice only, and only for whole huge pages within.
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+/// `count` elements of this value, in huge pages where they take some.
+template <typename T>
+void AssignHuge(size_t count, const T& value, std::vector<T>* values) {
+  ReserveHuge(count, values);
+  values->assign(count, value);
+}
 
 }  // namespace hvd_ctr
 

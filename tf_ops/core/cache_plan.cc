@@ -5,12 +5,12 @@
 namespace hvd_ctr {
 namespace {
 
-constexpr size_t kAhead = 8;  // Keys whose directory entries are asked for ahead of use.
+constexpr size_t kAhead = 24;  // Keys whose directory entries are asked for ahead of use.
 
 // Marks the cached slots among plan.slots as requested; returns the number of those that are not pinned.
 int64_t MarkRequested(const PlanRequest& request, const CachePlan& plan, PlanScratch* scratch) {
   if (scratch->marks.size() != static_cast<size_t>(request.pins.size()) || scratch->plans + 1 == 0) {
-    scratch->marks.assign(static_cast<size_t>(request.pins.size()), 0);
+    AssignHuge(static_cast<size_t>(request.pins.size()), uint32_t{0}, &scratch->marks);
     scratch->plans = 0;
   }
   ++scratch->plans;

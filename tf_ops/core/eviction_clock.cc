@@ -1,4 +1,5 @@
 // clock: second chance.
+#include "tf_ops/core/aligned_block.h"
 #include "tf_ops/core/eviction_policy.h"
 
 namespace hvd_ctr {
@@ -8,7 +9,7 @@ namespace {
 // forgotten by the next question or use.
 class ClockPolicy final : public EvictionPolicy {
  public:
-  explicit ClockPolicy(int64_t slots) : states_(static_cast<size_t>(slots), 0) {}
+  explicit ClockPolicy(int64_t slots) { AssignHuge(static_cast<size_t>(slots), uint8_t{0}, &states_); }
 
   void Use(Span<const Slot> slots) override {
     EndSweep(false);

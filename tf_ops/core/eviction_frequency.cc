@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tf_ops/core/aligned_block.h"
 #include "tf_ops/core/eviction_policy.h"
 #include "tf_ops/core/hash.h"
 #include "tf_ops/core/key_map.h"
@@ -15,7 +16,10 @@ namespace {
 // anew.
 class RankedPolicy : public EvictionPolicy {
  public:
-  explicit RankedPolicy(int64_t slots) : lives_(static_cast<size_t>(slots)) { heap_.reserve(static_cast<size_t>(slots)); }
+  explicit RankedPolicy(int64_t slots) {
+    AssignHuge(static_cast<size_t>(slots), Life(), &lives_);
+    ReserveHuge(static_cast<size_t>(slots), &heap_);
+  }
 
   void Remove(Slot slot) final { lives_[slot].last_use = 0; }
 

@@ -1,8 +1,8 @@
 // lru and lookahead.
 #include <algorithm>
 #include <array>
-#include <deque>
 
+#include "tf_ops/core/aligned_block.h"
 #include "tf_ops/core/eviction_policy.h"
 #include "tf_ops/core/key_map.h"
 
@@ -15,9 +15,10 @@ namespace {
 // stale.
 class LruPolicy : public EvictionPolicy {
  public:
-  explicit LruPolicy(int64_t slots) : position_(static_cast<size_t>(slots), -1) {
+  explicit LruPolicy(int64_t slots) {
+    AssignHuge(static_cast<size_t>(slots), -1, &position_);
     // After Compact at most S entries are left and one call brings at most S more, so this capacity is never exceeded.
-    log_.reserve(static_cast<size_t>(kLogPerSlot * slots));
+    ReserveHuge(static_cast<size_t>(kLogPerSlot * slots), &log_);
   }
 
   static int64_t PlannedBytes(int64_t slots) {
@@ -104,7 +105,9 @@ class LruPolicy : public EvictionPolicy {
 // picking victims needs no look-up.
 class LookaheadPolicy final : public LruPolicy {
  public:
-  LookaheadPolicy(int64_t slots, int32_t window) : LruPolicy(slots), window_(static_cast<size_t>(window)) {}
+  LookaheadPolicy(int64_t slots, int32_t window) : LruPolicy(slots), window_(static_cast<size_t>(window)) {
+    open_.reserve(window_);
+  }
 
   void Load(Slot slot, const Key& key, uint64_t hash) override {
     if (!masks_.empty()) masks_[slot] = coming_.Find(key, hash);
@@ -119,7 +122,7 @@ class LookaheadPolicy final : public LruPolicy {
     const int64_t count = batch.keys.size();
     if (open_.size() >= window_ || count == 0) return false;
     coming_.Reserve(coming_.size() + count);
-    if (masks_.empty()) masks_.assign(static_cast<size_t>(slots()), 0);
+    if (masks_.empty()) AssignHuge(static_cast<size_t>(slots()), uint64_t{0}, &masks_);
     open_.push_back({count, Sum(batch)});
     const uint64_t bit = Bit(open_.size() - 1);
     for (int64_t k = 0; k < count; ++k) {
@@ -148,7 +151,7 @@ class LookaheadPolicy final : public LruPolicy {
       if (k + kAhead < count) coming_.Prefetch(batch.hashes[k + kAhead]);
       masks_[batch.slots[k]] = coming_.KeepBits(batch.keys[k], batch.hashes[k], others);
     }
-    open_.pop_front();
+    open_.erase(open_.begin());
     ++first_;
   }
 
@@ -235,9 +238,9 @@ class LookaheadPolicy final : public LruPolicy {
   const size_t window_;
   KeyMap coming_;
   std::vector<uint64_t> masks_;  // (S), or empty before the first announcement.
-  std::deque<Announced> open_;
-  size_t first_ = 0;        // Number of open_.front().
-  size_t unannounced_ = 0;  // Batches in a row that came without an announcement.
+  std::vector<Announced> open_;  // At most window_, oldest first.
+  size_t first_ = 0;             // Number of open_.front().
+  size_t unannounced_ = 0;       // Batches in a row that came without an announcement.
 };
 
 }  // namespace

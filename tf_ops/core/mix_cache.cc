@@ -40,8 +40,8 @@ Status MixCacheImpl::Allocate() {
     HVD_CTR_RETURN_IF_ERROR(backend_->Allocate(options_.slots, options_.dim, static_cast<int32_t>(record_floats_ - dim_)));
     HVD_CTR_RETURN_IF_ERROR(directory_.Allocate(options_.slots));
     policy_ = MakeEvictionPolicy(options_.policy, options_.slots, options_.window);
-    pins_.assign(static_cast<size_t>(options_.slots), 0);
-    dirty_.assign(static_cast<size_t>(options_.slots), 0);
+    AssignHuge(static_cast<size_t>(options_.slots), 0, &pins_);
+    AssignHuge(static_cast<size_t>(options_.slots), uint8_t{0}, &dirty_);
     return Status::Ok();
   });
 }

@@ -71,7 +71,7 @@ Status MixCacheImpl::ReadHostChunk(const ReceivedKeys& received, Span<const int3
   float* records = Staging(sources.size());
   found_.resize(static_cast<size_t>(sources.size()));
   HVD_CTR_RETURN_IF_ERROR(store_->Load(move_keys_, records, found_.data(), runner));
-  runner->ParallelFor(sources.size(), kRowGrain, [this, records, rows, sources](int64_t begin, int64_t end) {
+  runner->Run(sources.size(), kRowGrain, [this, records, rows, sources](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* record = records + i * record_floats_;
       if (!found_[static_cast<size_t>(i)]) InitialRecord(move_keys_[static_cast<size_t>(i)], record);
@@ -242,7 +242,7 @@ Status MixCacheImpl::ImportChunk(int32_t table, int64_t begin, int64_t end, cons
   const auto t = static_cast<size_t>(table);
   const int64_t state_floats = state_floats_[t];
   float* records = Staging(end - begin);
-  runner->ParallelFor(end - begin, kRowGrain, [&](int64_t first, int64_t last) {
+  runner->Run(end - begin, kRowGrain, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t source = sources_[static_cast<size_t>(begin + i)];
       float* record = records + i * record_floats_;

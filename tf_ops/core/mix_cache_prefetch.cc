@@ -164,18 +164,26 @@ void MixCacheImpl::CountBatch(const ReceivedKeys& received) {
       if (t < peer.info.invalid_counts.size()) table.invalid_ids += peer.info.invalid_counts[t];
     }
   }
-  for (size_t m = 0; m < plan_.loads.size(); ++m) {
-    const auto k = static_cast<size_t>(plan_.loads[m]);
-    MixCacheTableStats& table = stats_.tables[static_cast<size_t>(merged_.keys[k].table)];
-    --table.hits;
-    ++table.misses;
-    ++table.loads;
-    ++table.cached_rows;
-    table.created += found_[m] == 0;
-    // A new row is not dirty: it exists from its first update on. Until then any load gives its initial value again, so a batch
-    // that is prefetched and never trained leaves no trace.
-    dirty_[static_cast<size_t>(plan_.slots[k])] = 0;
+  // Loads come in runs of one table.
+  const auto loads = static_cast<int64_t>(plan_.loads.size());
+  for (int64_t begin = 0; begin < loads;) {
+    const auto table_of = [this](int64_t m) {
+      return merged_.keys[static_cast<size_t>(plan_.loads[static_cast<size_t>(m)])].table;
+    };
+    const int32_t number = table_of(begin);
+    int64_t end = begin;
+    int64_t found = 0;
+    for (; end < loads && table_of(end) == number; ++end) found += found_[static_cast<size_t>(end)];
+    MixCacheTableStats& table = stats_.tables[static_cast<size_t>(number)];
+    table.hits -= end - begin;
+    table.misses += end - begin;
+    table.loads += end - begin;
+    table.cached_rows += end - begin;
+    table.created += end - begin - found;
+    begin = end;
   }
+  // The new slots were free, so they are not dirty. A new row exists from its first update on; until then any load gives its
+  // initial value again, so a batch that is prefetched and never trained leaves no trace.
   stats_.foreign_keys += merged_.foreign;
 }
 

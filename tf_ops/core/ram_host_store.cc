@@ -109,7 +109,7 @@ class RamHostStore final : public CatalogHostStore {
 
   Status Load(Span<const Key> keys, float* records, uint8_t* found, TaskRunner* runner) const override {
     std::shared_lock<std::shared_mutex> lock(mutex_);
-    runner->ParallelFor(keys.size(), kGrain, [&](int64_t begin, int64_t end) {
+    runner->Run(keys.size(), kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; block += RowCatalog::kBlock)
         LoadBlock(keys, block, std::min(end, block + RowCatalog::kBlock), records, found);
     });
@@ -179,7 +179,7 @@ class RamHostStore final : public CatalogHostStore {
       status = NoMemory();
     }
     // Also after a failure: a row that exists must have its value. Readers wait for the copy.
-    runner->ParallelFor(ready, kGrain, [&](int64_t begin, int64_t end) {
+    runner->Run(ready, kGrain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         if (i + kAhead < end) PrefetchRecord(rows_[static_cast<size_t>(i + kAhead)]);
         std::memcpy(arena_.record(rows_[static_cast<size_t>(i)]), records + i * record_floats_,

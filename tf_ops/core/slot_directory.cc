@@ -22,8 +22,8 @@ Status SlotDirectory::Allocate(int64_t slots) {
   const int64_t entry_bytes = entries * static_cast<int64_t>(sizeof(Entry));
   bool allocated = block_.Allocate(entry_bytes);
   try {
-    keys_.assign(static_cast<size_t>(slots), Key{0, -1});
-    free_.resize(static_cast<size_t>(slots));
+    AssignHuge(static_cast<size_t>(slots), Key{0, -1}, &keys_);
+    AssignHuge(static_cast<size_t>(slots), kNoSlot, &free_);
   } catch (const std::bad_alloc&) {
     allocated = false;
   }
@@ -39,7 +39,7 @@ Status SlotDirectory::Allocate(int64_t slots) {
   return Status::Ok();
 }
 
-uint64_t SlotDirectory::Probe(const Key& key, uint64_t hash) const {
+inline uint64_t SlotDirectory::Probe(const Key& key, uint64_t hash) const {
   uint64_t at = Home(hash);
   while (entries_[at].slot != kNoSlot && (entries_[at].id != key.id || entries_[at].table != key.table)) at = (at + 1) & mask_;
   return at;
@@ -55,10 +55,15 @@ void SlotDirectory::Find(Span<const Key> keys, Span<const uint64_t> hashes, Slot
   }
 }
 
+Slot SlotDirectory::Find(const Key& key) const { return entries_[Probe(key, Hash(key))].slot; }
+
 Slot SlotDirectory::Insert(const Key& key, uint64_t hash) {
   const Slot slot = free_.back();
   free_.pop_back();
-  entries_[Probe(key, hash)] = Entry{key.id, key.table, slot};
+  // The key is in none of the entries before the first empty one, so they need not be compared.
+  uint64_t at = Home(hash);
+  while (entries_[at].slot != kNoSlot) at = (at + 1) & mask_;
+  entries_[at] = Entry{key.id, key.table, slot};
   keys_[slot] = key;
   return slot;
 }

@@ -32,7 +32,7 @@ class SlotDirectory {
 
   /// slots (K): slot of keys[k], or kNoSlot. hashes[k] == Hash(keys[k]).
   void Find(Span<const Key> keys, Span<const uint64_t> hashes, Slot* slots) const;
-  Slot Find(const Key& key) const { return entries_[Probe(key, Hash(key))].slot; }
+  Slot Find(const Key& key) const;
 
   /// Asks for the memory that Find, Insert or Erase of a key with this hash will read, some keys ahead of the call.
   void Prefetch(uint64_t hash) const { __builtin_prefetch(&entries_[Home(hash)]); }

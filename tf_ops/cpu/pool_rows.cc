@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
+#include <vector>
 
 #include "tf_ops/core/simd_level.h"
 #include "tf_ops/cpu/row_loops.h"
 #include "tf_ops/cpu/scatter_add.h"
+
+#if defined(HVD_CTR_TARGET_AVX512)
+#include <immintrin.h>
+#endif
 
 namespace hvd_ctr {
 namespace {
@@ -87,6 +91,36 @@ HVD_CTR_SIMD_BODY void CopyBags(const PoolArgs& args, int64_t begin, int64_t end
     }
   }
 }
+
+#if defined(HVD_CTR_TARGET_AVX512)
+/// CopyBags with stores of whole cache lines past the caches. Rows are read from the cache, where they stand once each; `out` is
+/// too large for it, and a usual store would first read the line that it overwrites.
+HVD_CTR_TARGET_AVX512 void StreamBags(const PoolArgs& args, int64_t begin, int64_t end) {
+  const int32_t* virtual_ids = args.bags->virtual_ids.data();
+  BagWalk walk(args.places, begin);
+  for (int64_t i = begin; i < end; ++i, walk.Next()) {
+    float* out = args.out + walk.offset();
+    const float* row = args.rows + std::max<int64_t>(virtual_ids[i], 0) * args.dim;
+    const __mmask16 keep = virtual_ids[i] < 0 ? 0 : 0xffff;
+    for (int64_t j = 0; j < args.dim; j += kLineFloats) _mm512_stream_ps(out + j, _mm512_maskz_loadu_ps(keep, row + j));
+  }
+  _mm_sfence();
+}
+
+/// Larger than a core's own cache.
+constexpr int64_t kStreamBytes = int64_t{4} << 20;
+
+/// Whether StreamBags can copy these bags, and should.
+bool Streams(const PoolArgs& args) {
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(args.out) / sizeof(float));
+  const int64_t steps = args.places.inner_stride | args.places.outer_stride | args.dim;
+  return ActiveSimdLevel() == SimdLevel::kAvx512 && (address | steps) % kLineFloats == 0 &&
+         args.bags->bags() * args.dim * static_cast<int64_t>(sizeof(float)) >= kStreamBytes;
+}
+#else
+void StreamBags(const PoolArgs&, int64_t, int64_t) {}
+bool Streams(const PoolArgs&) { return false; }
+#endif
 
 /// kVectors * kWidth columns from j on of one bag: sum of weight * row in order, from zero, then divided. The sums stay in
 /// registers.
@@ -208,22 +242,29 @@ void WeightGradOfBag(const Bags& bags, int64_t begin, int64_t end, float* d_weig
 
 /// Per position: the bag it is in, its target row (-1 where the bag pools to zeros) and its coefficient weight / divisor.
 struct Terms {
-  explicit Terms(int64_t n) : bags(new int32_t[n]), targets(new int32_t[n]), coefficients(new float[n]) {}
+  std::vector<int32_t> bags;
+  std::vector<int32_t> targets;
+  std::vector<float> coefficients;
 
-  std::unique_ptr<int32_t[]> bags;
-  std::unique_ptr<int32_t[]> targets;
-  std::unique_ptr<float[]> coefficients;
+  void Resize(size_t n) {
+    bags.resize(n);
+    targets.resize(n);
+    coefficients.resize(n);
+  }
 };
 
 void FillTerms(const Bags& bags, TaskRunner* runner, Terms* terms) {
+  int32_t* const bag_of = terms->bags.data();
+  int32_t* const targets = terms->targets.data();
+  float* const coefficients = terms->coefficients.data();
   ForRows(runner, bags.bags(), WorkPerBag(bags, 1), [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t end = BagEnd(bags, i);
       const float divisor = Divisor(bags, BagBegin(bags, i), end);
       for (int64_t p = BagBegin(bags, i); p < end; ++p) {
-        terms->bags[p] = static_cast<int32_t>(i);
-        terms->targets[p] = divisor == 0.0f ? kNoVirtualId : bags.virtual_ids[p];
-        terms->coefficients[p] = divisor == 0.0f ? 0.0f : WeightOf(bags, p) / divisor;
+        bag_of[p] = static_cast<int32_t>(i);
+        targets[p] = divisor == 0.0f ? kNoVirtualId : bags.virtual_ids[p];
+        coefficients[p] = divisor == 0.0f ? 0.0f : WeightOf(bags, p) / divisor;
       }
     }
   });
@@ -235,7 +276,9 @@ Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim
                 TaskRunner* runner) {
   HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRows", bags, unique, dim, places));
   const PoolArgs args{&bags, rows, dim, out, places};
-  ForRows(runner, bags.bags(), WorkPerBag(bags, dim), [&args](int64_t begin, int64_t end) { PoolRange(args, begin, end); });
+  const bool stream = IsCopy(bags) && Streams(args);
+  ForRows(runner, bags.bags(), WorkPerBag(bags, dim),
+          [&args, stream](int64_t begin, int64_t end) { stream ? StreamBags(args, begin, end) : PoolRange(args, begin, end); });
   return Status::Ok();
 }
 
@@ -249,12 +292,14 @@ Status PoolRowsGrad(const Bags& bags, const float* d_out, const BagPlaces& place
   args.targets = bags.virtual_ids;
   args.unique = unique;
   args.sums = d_rows;
-  Terms terms(IsCopy(bags) ? 0 : bags.virtual_ids.size());
+  // Kept for the next call of this thread: fresh memory costs page faults.
+  static thread_local Terms terms;
   if (!IsCopy(bags)) {
+    terms.Resize(static_cast<size_t>(bags.virtual_ids.size()));
     FillTerms(bags, runner, &terms);
-    args.source_rows = terms.bags.get();
-    args.targets = Span<const int32_t>(terms.targets.get(), bags.virtual_ids.size());
-    if (bags.combiner != Combiner::kSum || !bags.weights.empty()) args.coefficients = terms.coefficients.get();
+    args.source_rows = terms.bags.data();
+    args.targets = terms.targets;
+    if (bags.combiner != Combiner::kSum || !bags.weights.empty()) args.coefficients = terms.coefficients.data();
   }
   ScatterAdd(args, runner);
   return Status::Ok();

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 
 #include "tf_ops/core/simd_level.h"
 #include "tf_ops/core/status.h"
@@ -45,8 +44,9 @@ HVD_CTR_SIMD_BODY void CopyRow(const float* __restrict__ from, int64_t floats, f
 HVD_CTR_SIMD_BODY void ZeroRow(int64_t floats, float* row) { std::memset(row, 0, static_cast<size_t>(floats) * sizeof(float)); }
 
 /// Calls fn(begin, end) over ranges of n rows of `row_floats` floats each; ranges are at least about 32 KB of work.
-inline void ForRows(TaskRunner* runner, int64_t n, int64_t row_floats, const std::function<void(int64_t, int64_t)>& fn) {
-  if (n > 0) runner->ParallelFor(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(1, row_floats)), fn);
+template <typename Function>
+void ForRows(TaskRunner* runner, int64_t n, int64_t row_floats, const Function& fn) {
+  if (n > 0) runner->Run(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(1, row_floats)), fn);
 }
 
 /// Position of the first value outside [-1, limit), or -1 if there is none. One vectorised pass when all is well.

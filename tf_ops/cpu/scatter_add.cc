@@ -139,7 +139,7 @@ void ScatterAdd(const ScatterArgs& args, TaskRunner* runner) {
   uint32_t shift = 0;
   while ((int64_t{args.dim} << shift) < kLineFloats) ++shift;
   const PartOf part_of{static_cast<uint32_t>(parts), shift};
-  runner->ParallelFor(parts, 1, [&](int64_t begin, int64_t end) {
+  runner->Run(parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part) AddPositions(args, part_of, static_cast<uint32_t>(part));
   });
 }
