@@ -1,12 +1,15 @@
 """Parquet columns: which types a column may have, and how its values become dense floats or ids.
 
 Every column is first brought to one type for its role, so that files may differ (int32 in one, int64 in another):
-labels and dense values to float64, integer ids to int64, text to large_binary. Ids keep all 63 bits.
+labels and dense values to float64, integer ids to int64, text to large_binary. Ids keep all 63 bits. Then each becomes
+an array of numbers without nulls, a chunk of rows at a time: no Python object is made per value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +19,8 @@ from numpy.typing import NDArray
 from hvd_ctr.config import DenseColumnConfig, ParquetSchemaConfig, SparseColumnConfig
 from hvd_ctr.ops import reader_ops
 
-# Stands for a uint64 beyond 2^63-1, which is no id; no reader gives it out.
-_NO_ID = np.iinfo(np.int64).min
+# Stands for what is no id, a uint64 beyond 2^63-1 or bad hexadecimal text; no reader gives it out.
+NO_ID = np.iinfo(np.int64).min
 _HEX_DIGITS = 8
 _NOT_HEX = 255
 
@@ -56,7 +59,7 @@ class Column:
         if array.type == pa.uint64() and self.type == pa.int64():
             too_large = pc.greater(array, pa.scalar((1 << 63) - 1, pa.uint64()))
             ids = pc.if_else(too_large, pa.scalar(0, pa.uint64()), array).cast(pa.int64())
-            return pc.if_else(too_large, pa.scalar(_NO_ID, pa.int64()), ids)
+            return pc.if_else(too_large, pa.scalar(NO_ID, pa.int64()), ids)
         if pa.types.is_boolean(array.type):
             array = array.cast(pa.int64())
         return array.cast(self.type, safe=False)
@@ -81,39 +84,63 @@ def _sparse_column(config: SparseColumnConfig) -> Column:
     return Column(config.name, pa.large_binary(), text, f"text (kind {config.kind})")
 
 
-def dense_values(array: pa.Array, config: DenseColumnConfig) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Transformed values (n,) float32 of a float64 column, and where the input was not finite (n,)."""
-    filled = array.fill_null(0.0 if config.default is None else config.default)
-    values: NDArray[np.float64] = filled.to_numpy(zero_copy_only=False)
+def label_numbers(array: pa.Array) -> NDArray[np.float64]:
+    """Labels (n,) of a float64 column; NaN for a null."""
+    numbers: NDArray[np.float64] = _numbers(array.fill_null(np.nan))
+    return numbers
+
+
+def dense_numbers(array: pa.Array, config: DenseColumnConfig) -> NDArray[np.float64]:
+    """Values (n,) of a float64 column, before the transform."""
+    numbers: NDArray[np.float64] = _numbers(array.fill_null(0.0 if config.default is None else config.default))
+    return numbers
+
+
+def dense_inputs(
+    values: NDArray[np.float64], columns: Sequence[DenseColumnConfig]
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Transformed values (n, X) float32 of the columns' numbers (n, X), and where they were not finite (n, X)."""
     bad = ~np.isfinite(values)
-    if config.transform == "log1p":
+    logarithmic = np.array([column.transform == "log1p" for column in columns], np.bool_)
+    if logarithmic.all():
         values = np.copysign(np.log1p(np.abs(values)), values)
     else:
-        bad |= np.abs(values) > np.finfo(np.float32).max
+        bad |= ~logarithmic & (np.abs(values) > np.finfo(np.float32).max)
+        values = np.where(logarithmic, np.copysign(np.log1p(np.abs(values)), values), values)
+    if bad.any():
+        values = np.where(bad, 0.0, values)
     # -0.0 + 0.0 is 0.0: a count of -0 is 0, as in the text format.
-    return (np.where(bad, 0.0, values) + 0.0).astype(np.float32), bad
+    return (values + 0.0).astype(np.float32), bad
 
 
-def sparse_ids(array: pa.Array, config: SparseColumnConfig) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Ids (n,) int64 of a column, and where the value was not valid for its kind (n,); a null or empty cell has the
-    missing id.
+def sparse_ids(array: pa.Array, config: SparseColumnConfig) -> NDArray[np.int64]:
+    """Ids (n,) int64 of a column; NO_ID where the value was not valid for its kind; the missing id for a null or empty
+    cell.
 
     int: the value. hex: the value of 1 to 8 digits. string: HashBytes(text) >> 1, the same on every host and run.
     """
     missing_id = config.resolved_missing_id()
+    ids: NDArray[np.int64]
     if config.kind == "int":
-        ids: NDArray[np.int64] = array.fill_null(missing_id).to_numpy(zero_copy_only=False)
-        return ids, ids == _NO_ID
+        ids = _numbers(array.fill_null(missing_id))
+        return ids
     texts = array.fill_null(b"")
     offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset : texts.offset + len(texts) + 1]
     data = texts.buffers()[2]
-    raw = b"" if data is None else data.to_pybytes()[offsets[0] : offsets[-1]]
+    raw = b"" if data is None else data.slice(offsets[0], offsets[-1] - offsets[0]).to_pybytes()
     offsets = offsets - offsets[0]
-    empty = np.diff(offsets) == 0
     if config.kind == "string":
-        return np.where(empty, missing_id, reader_ops.hash_strings(raw, offsets)), np.zeros(len(texts), np.bool_)
-    ids, bad = hex_values(raw, offsets)
-    return np.where(empty, missing_id, ids), bad
+        ids = reader_ops.hash_strings(raw, offsets)
+    else:
+        values, bad = hex_values(raw, offsets)
+        ids = np.where(bad, NO_ID, values)
+    empty = np.diff(offsets) == 0
+    return np.where(empty, missing_id, ids) if empty.any() else ids
+
+
+def _numbers(array: pa.Array) -> Any:
+    """A view of an array without nulls."""
+    return array.to_numpy(zero_copy_only=True)
 
 
 def _hex_table() -> NDArray[np.uint8]:
