@@ -76,10 +76,10 @@ class Stepper:
         with answering(self._comm):
             begin, loss = time.perf_counter(), self.loss
             for _ in range(steps):
-                arguments = next(self._stream)
+                arguments = tf.nest.map_structure(tf.convert_to_tensor, next(self._stream))
                 if self._step is None:
-                    specs = tensor_specs(tf.nest.map_structure(tf.convert_to_tensor, arguments))
-                    self._step = tf.function(self._body, input_signature=list(specs), autograph=False)
+                    step = tf.function(self._body, input_signature=list(tensor_specs(arguments)), autograph=False)
+                    self._step = step.get_concrete_function()
                 loss = self._step(*arguments)
                 self._trained += 1
                 if self.profiler is not None:
