@@ -21,6 +21,9 @@ from hvd_ctr.training.hybrid_model import HybridModel
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 from hvd_ctr.training.profiler import Profiler
 
+# In which a pipeline fetches what it may fetch ahead, so that it does not take the cores from the next variant.
+_SETTLE_SECONDS = 0.5
+
 Tensor = Any
 Batch = tuple[dict[str, Any], Any]  # the model's inputs by name, and labels (B, 1)
 
@@ -95,7 +98,10 @@ class Stepper:
         def variant() -> float:
             if untimed:
                 self.run(untimed)
-            return self.run(steps)
+            milliseconds = self.run(steps)
+            if self._pipeline is not None:
+                time.sleep(_SETTLE_SECONDS)
+            return milliseconds
 
         return variant
 
