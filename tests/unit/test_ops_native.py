@@ -19,6 +19,8 @@ from hvd_ctr.ops import (  # noqa: F401  (they register gradients)
     pooling_ops,
     reader_ops,
     row_life_ops,
+    shared_memory_ops,
+    stage_ops,
 )
 
 
