@@ -4,7 +4,7 @@
     MLP=32 ./launch/mpirun.sh -np 2 python benchmarks/profile_overhead.py
 
 The workload is that of `hvd-ctr bench train-step`, by the same environment variables; STEPS (20) is a block's length. A
-pair of blocks gives one ratio; the median of 15 pairs counts. The processor's time is shown beside the clock's: on a
+pair of blocks gives one ratio; the median of PAIRS (15) counts. The processor's time is shown beside the clock's: on a
 shared machine it varies less. Blocks with a profile run the step that was traced with marks and call the profiler after
 every step; comparing clocks and writing files, once per run, is not part of it. Prints a table and one line of JSON.
 """
@@ -33,7 +33,7 @@ from hvd_ctr.ops import stage_ops
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 from hvd_ctr.training.profiler import Profiler
 
-PAIRS = 15
+PAIRS = int(os.environ.get("PAIRS", "15"))
 DEPTHS = (0, 2)
 
 

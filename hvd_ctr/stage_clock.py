@@ -36,6 +36,7 @@ _on = False
 _spans: list[Span] = []
 _open: set[_Open] = set()
 _nothing = contextlib.nullcontext()
+_local = threading.local()  # thread: which one of THREADS this is
 
 
 class _Open:
@@ -61,8 +62,12 @@ class _Open:
 
 
 def _this_thread() -> str:
-    name = threading.current_thread().name
-    return next((thread for thread in THREADS if name == f"hvd_ctr {thread}"), THREADS[-1])
+    known: str | None = getattr(_local, "thread", None)
+    if known is None:
+        name = threading.current_thread().name
+        known = next((thread for thread in THREADS if name == f"hvd_ctr {thread}"), THREADS[-1])
+        _local.thread = known
+    return known
 
 
 def start() -> None:
