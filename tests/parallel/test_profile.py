@@ -178,7 +178,8 @@ def test_stages_add_up_to_the_step_as_measured_from_outside(comm: Comm, folder: 
         assert profile is not None
         for rank, seconds in zip(profile.ranks, everyone, strict=True):
             stages = rank.stage_ms("GPU-Worker")
-            np.testing.assert_allclose(stages.sum(), 1e3 * seconds.sum(), rtol=0.05)
+            # Medians: a rank may lose its core for milliseconds between the two readings of the clock.
+            assert 0.95 <= np.median(stages.sum(axis=1) / (1e3 * seconds)) <= 1.05
             assert 0.95 <= np.median(stages[:, :-1].sum(axis=1) / (1e3 * seconds)) <= 1.05
     comm.barrier()
 
