@@ -17,14 +17,18 @@ from hvd_ctr.ops import native
 Tensor = Any
 
 
-def create(rank: int, size: int, warn_seconds: float, fail_seconds: float) -> list[int]:
-    """Makes this process' part of the memory, once per process. Returns its address, three integers for `connect`.
+def create(rank: int, size: int, warn_seconds: float, fail_seconds: float, spin_seconds: float) -> list[int]:
+    """Makes this process' part of the memory, once per process. A rank waits at most `fail_seconds` in a collective,
+    says so after `warn_seconds`, and looks for the others for `spin_seconds` before it sleeps.
+
+    Returns:
+        its address, three integers for `connect`.
 
     Raises:
         tf.errors.OpError: the system has no such memory; or it was made before.
     """
     address = native.ops().hvd_ctr_shared_group_create(
-        rank=rank, size=size, warn_seconds=warn_seconds, fail_seconds=fail_seconds
+        rank=rank, size=size, warn_seconds=warn_seconds, fail_seconds=fail_seconds, spin_seconds=spin_seconds
     )
     return [int(number) for number in address.numpy()]
 

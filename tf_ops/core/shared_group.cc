@@ -1,5 +1,6 @@
 #include "tf_ops/core/shared_group.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -213,11 +214,22 @@ bool SharedChannel::HasPosted(int32_t rank) {
   return static_cast<int32_t>(peer.entry->posted.load(std::memory_order_acquire) - number_) >= 0;
 }
 
-bool SharedChannel::Arrived() {
+bool SharedChannel::AllPosted() {
   for (int32_t rank = 0; rank < size(); ++rank) {
     if (rank != this->rank() && !HasPosted(rank)) return false;
   }
   return true;
+}
+
+bool SharedChannel::Arrived() {
+  if (AllPosted()) return true;
+  const auto spin = std::chrono::duration<double>(group_->limits_.spin_seconds);
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < spin) {
+    sched_yield();
+    if (AllPosted()) return true;
+  }
+  return false;
 }
 
 Status SharedChannel::Wait() {

@@ -45,6 +45,9 @@ struct SharedAddress {
 struct SharedLimits {
   double warn_seconds = 30;
   double fail_seconds = 60;
+  /// How long Arrived looks again, giving its core away in between, before it says no. Ranks of one step come close together, and
+  /// waking a thread up takes longer than most of them let wait; of no use where ranks share cores.
+  double spin_seconds = 0;
 };
 
 enum class SharedOperation : int32_t { kAllToAll = 0, kAllGather = 1, kAllReduce = 2 };
@@ -77,7 +80,7 @@ class SharedChannel {
 
   /// Copies the message to where the others find it. FAILED_PRECONDITION while another collective of this name runs.
   Status Post(const SharedMessage& message);
-  /// Whether all others have posted.
+  /// Whether all others have posted; see SharedLimits::spin_seconds.
   bool Arrived();
   /// Returns when all others have. DATA_LOSS: one has ended, or does not come.
   Status Wait();
@@ -100,6 +103,7 @@ class SharedChannel {
 
   Status Register();
   bool HasPosted(int32_t rank);
+  bool AllPosted();
   Status WaitFor(int32_t rank, double* waited_seconds, bool* warned);
   Status CheckPeer(int32_t rank);
   Status Disagreement(int32_t rank, const char* what, int64_t theirs, int64_t mine) const;

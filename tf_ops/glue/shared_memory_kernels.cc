@@ -43,12 +43,13 @@ class SharedGroupCreateOp final : public OpKernel {
     OP_REQUIRES_OK(c, c->GetAttr("size", &size_));
     OP_REQUIRES_OK(c, c->GetAttr("warn_seconds", &warn_seconds_));
     OP_REQUIRES_OK(c, c->GetAttr("fail_seconds", &fail_seconds_));
+    OP_REQUIRES_OK(c, c->GetAttr("spin_seconds", &spin_seconds_));
   }
 
   void Compute(OpKernelContext* ctx) override {
     std::lock_guard<std::mutex> lock(group_mutex);
     OP_REQUIRES(ctx, group == nullptr, absl::FailedPreconditionError("the shared memory of this process was made before"));
-    Result<std::unique_ptr<SharedGroup>> made = SharedGroup::Create(rank_, size_, {warn_seconds_, fail_seconds_});
+    Result<std::unique_ptr<SharedGroup>> made = SharedGroup::Create(rank_, size_, {warn_seconds_, fail_seconds_, spin_seconds_});
     OP_REQUIRES_OK(ctx, ToTensorFlow(made.status()));
     group = made.value().release();
     const SharedAddress address = group->address();
@@ -60,6 +61,7 @@ class SharedGroupCreateOp final : public OpKernel {
   int32_t size_ = 1;
   float warn_seconds_ = 0;
   float fail_seconds_ = 0;
+  float spin_seconds_ = 0;
 };
 
 class SharedGroupConnectOp final : public OpKernel {

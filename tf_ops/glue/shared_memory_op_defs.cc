@@ -23,6 +23,7 @@ REGISTER_OP("HvdCtrSharedGroupCreate")
     .Attr("size: int >= 1")
     .Attr("warn_seconds: float")
     .Attr("fail_seconds: float")
+    .Attr("spin_seconds: float")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       c->set_output(0, c->Vector(3));
@@ -32,6 +33,7 @@ REGISTER_OP("HvdCtrSharedGroupCreate")
 Makes this process' part of the shared memory; once per process.
 
 warn_seconds, fail_seconds: how long a rank waits in a collective before it says so, and before it fails.
+spin_seconds: how long it looks for the others without sleeping.
 address: (3), what the other ranks need to find it.
 )doc");
 
