@@ -16,10 +16,8 @@ the cache for slots that a finished step releases.
 With the cache policy `lookahead` keys are exchanged `window` batches before their rows are loaded: the cache then knows
 which rows the next batches need, and keeps those. Such a batch holds its data and keys in memory, but no slots.
 
-The key exchange runs over Horovod beside the step's collectives: its background thread keeps one order on all ranks, so
-neither side can wait for the other in a circle. An MPI communicator of its own answers in less than half the time, but
-its waiting takes the cores from the step, which is then slower by a sixth (benchmarks/key_exchange.py), and no stall
-check would end a rank that waits for a lost one.
+The key exchange goes beside the step's collectives, over the same transport: those match by name, in whatever order the
+threads of a rank come to them, so neither side can wait for the other in a circle.
 
 Only the Host-Manager communicates, by the key exchange, once per batch and group and in the same order on all ranks.
 Its headers also carry what else ranks must agree on: a rank whose data has ended says so and sends empty messages until

@@ -12,9 +12,10 @@ TINY = {
     "interactions": "--batch 8 --features 3 --dim 4 --rounds 1 --calls 1",
     "scaling": "--ranks 1 --batch 32 --scale 0.001 --mlp 4 --launches 1 --rounds 1 --steps 1 --warm 1",
     "growth": "--axes hotness --ids 260 --rounds 1 --steps 1 --ranks 1",
+    "transports": "--ranks 1 --batch 32 --scale 0.001 --dim 4 --launches 1 --rounds 1 --milliseconds 5 --warm 2",
     "train_step": "--depth 1 --batch 32 --scale 0.001 --rounds 1 --steps 1 --warm 1",
 }
-FIGURES = {"growth": "axes", "interactions": "ms", "scaling": "entries", "train_step": "workloads"}
+FIGURES = {"growth": "axes", "interactions": "ms", "scaling": "entries", "train_step": "workloads", "transports": "ratios"}
 
 
 @pytest.mark.ranks
