@@ -15,7 +15,13 @@ TINY = {
     "transports": "--ranks 1 --batch 32 --scale 0.001 --dim 4 --launches 1 --rounds 1 --milliseconds 5 --warm 2",
     "train_step": "--depth 1 --batch 32 --scale 0.001 --rounds 1 --steps 1 --warm 1",
 }
-FIGURES = {"growth": "axes", "interactions": "ms", "scaling": "entries", "train_step": "workloads", "transports": "ratios"}
+FIGURES = {
+    "growth": "axes",
+    "interactions": "ms",
+    "scaling": "entries",
+    "train_step": "workloads",
+    "transports": "ratios",
+}
 
 
 @pytest.mark.ranks
