@@ -238,7 +238,7 @@ class HorovodComm(Comm):
         Returns:
             An empty string, or, the same on all ranks, why they still travel over Horovod.
         """
-        reason = transports.connect(self.rank, self.size, dict(os.environ), self.allgather_object)
+        reason = transports.connect(self.rank, self.size, self.allgather_object)
         if not reason:
             self.transport = transports.SharedMemoryTransport(self.rank, self.transport)
             self._functions.clear()  # those of allgather_object: they travel over Horovod

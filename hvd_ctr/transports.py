@@ -118,8 +118,9 @@ class SharedMemoryTransport(Transport):
         return tf.reshape(shared_memory_ops.allgather(rows, name), tf.shape(value))
 
 
-def connect(rank: int, size: int, environment: dict[str, str], allgather_object: Callable[[Any], list[Any]]) -> str:
-    """Sets up the shared memory between all ranks. Collective, over `allgather_object`.
+def connect(rank: int, size: int, allgather_object: Callable[[Any], list[Any]]) -> str:
+    """Sets up the shared memory between all ranks, with the stall times of the environment. Collective, over
+    `allgather_object`.
 
     Returns:
         An empty string, or, the same on all ranks, why it is not possible.
@@ -128,13 +129,12 @@ def connect(rank: int, size: int, environment: dict[str, str], allgather_object:
         mine: Any = shared_memory_ops.create(
             rank,
             size,
-            float(environment["HOROVOD_STALL_CHECK_TIME_SECONDS"]),
-            float(environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]),
+            float(os.environ["HOROVOD_STALL_CHECK_TIME_SECONDS"]),
+            float(os.environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"]),
             _SPIN_SECONDS if size <= (os.cpu_count() or 1) else 0.0,
         )
     except (tf.errors.OpError, ImportError) as error:
         mine = f"rank {rank}: {getattr(error, 'message', None) or error}"
-    # As text: JSON's numbers would do, but not those of every reader.
     addresses = allgather_object(mine)
     failures = [address for address in addresses if isinstance(address, str)]
     if not failures:

@@ -230,7 +230,6 @@ class SharedAllreduceOp final : public SharedOp {
     OP_REQUIRES_OK_ASYNC(ctx, Channel(&channel), done);
     OpInputList values;
     OP_REQUIRES_OK_ASYNC(ctx, ctx->input_list("values", &values), done);
-    // Kept for its memory: calls of one name do not overlap, which Post checks.
     std::vector<SharedAddend> addends;
     for (int i = 0; i < values.size(); ++i) {
       Tensor* sum = nullptr;
@@ -246,7 +245,7 @@ class SharedAllreduceOp final : public SharedOp {
 
  private:
   SharedType type_ = SharedType::kFloat32;
-  std::vector<char> scratch_;  // Of the collective at work.
+  std::vector<char> scratch_;  // Kept for its memory: calls of one name do not overlap, which Post checks.
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdCtrSharedGroupCreate").Device(tensorflow::DEVICE_CPU), SharedGroupCreateOp);
