@@ -16,52 +16,14 @@
 namespace hvd_ctr {
 namespace {
 
-constexpr int32_t kDotLanes = 16;
-
-Status CheckBags(const char* call, const Bags& bags, int64_t unique, int32_t dim, const BagPlaces& places) {
-  const int64_t n = bags.virtual_ids.size();
-  if (dim < 1 || unique < 0 || places.inner < 1 || places.inner_stride < dim) {
-    return MakeStatus(StatusCode::kInvalidArgument, call, ": dim ", dim, " (allowed >= 1), unique ", unique,
-                      " (allowed >= 0), stride of the bags ", places.inner_stride, " floats (allowed >= dim)");
-  }
-  if (!bags.weights.empty() && bags.weights.size() != n) {
-    return MakeStatus(StatusCode::kInvalidArgument, call, ": ", bags.weights.size(), " weights for ", n,
-                      " ids; pass one weight per id, or none");
-  }
-  if (!bags.splits.empty()) {
-    if (bags.splits[0] != 0 || bags.splits[bags.splits.size() - 1] != n) {
-      return MakeStatus(StatusCode::kInvalidArgument, call, ": bag splits run from ", bags.splits[0], " to ",
-                        bags.splits[bags.splits.size() - 1], ", they must run from 0 to the number of ids ", n);
-    }
-    for (int64_t i = 1; i < bags.splits.size(); ++i) {
-      if (bags.splits[i] >= bags.splits[i - 1]) continue;
-      return MakeStatus(StatusCode::kInvalidArgument, call, ": bag splits decrease from ", bags.splits[i - 1], " to ",
-                        bags.splits[i], " at position ", i);
-    }
-  }
-  const int64_t bad = FirstOutside(bags.virtual_ids, unique);
-  if (bad < 0) return Status::Ok();
-  return MakeStatus(StatusCode::kInvalidArgument, call, ": virtual id ", bags.virtual_ids[bad], " at position ", bad,
-                    " is outside [0, ", unique, ") and is not -1 (dropped)");
-}
-
-int64_t BagBegin(const Bags& bags, int64_t bag) { return bags.splits.empty() ? bag : bags.splits[bag]; }
-int64_t BagEnd(const Bags& bags, int64_t bag) { return bags.splits.empty() ? bag + 1 : bags.splits[bag + 1]; }
-float WeightOf(const Bags& bags, int64_t p) { return bags.weights.empty() ? 1.0f : bags.weights[p]; }
-
-/// One unweighted id per bag: every combiner is a copy.
-bool IsCopy(const Bags& bags) { return bags.splits.empty() && bags.weights.empty(); }
-
 /// What the weighted sum of a bag is divided by: 1 for sum; 0 when the bag has no id or its weights cancel.
 float Divisor(const Bags& bags, int64_t begin, int64_t end) {
   if (bags.combiner == Combiner::kSum) return 1.0f;
   float total = 0.0f;
   for (int64_t p = begin; p < end; ++p) {
-    if (bags.virtual_ids[p] < 0) continue;
-    const float weight = WeightOf(bags, p);
-    total += bags.combiner == Combiner::kMean ? weight : weight * weight;
+    if (bags.virtual_ids[p] >= 0) total += DivisorTerm(bags.combiner, bags.weight(p));
   }
-  return bags.combiner == Combiner::kMean ? total : std::sqrt(total);
+  return DivisorOf(bags.combiner, total);
 }
 
 /// Average ids per bag times dim: floats of work per bag, for the split over threads.
@@ -163,8 +125,8 @@ template <SimdLevel kLevel, bool kWeighted, int32_t kDim>
 HVD_CTR_SIMD_BODY void SumBags(const PoolArgs& args, int64_t first, int64_t last) {
   BagWalk walk(args.places, first);
   for (int64_t i = first; i < last; ++i, walk.Next()) {
-    const int64_t begin = BagBegin(*args.bags, i);
-    const int64_t end = BagEnd(*args.bags, i);
+    const int64_t begin = args.bags->begin(i);
+    const int64_t end = args.bags->end(i);
     const float divisor = Divisor(*args.bags, begin, end);
     SumBag<kLevel, kWeighted, kDim>(args, begin, end, divisor, args.out + walk.offset());
   }
@@ -172,7 +134,7 @@ HVD_CTR_SIMD_BODY void SumBags(const PoolArgs& args, int64_t first, int64_t last
 
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void PoolRangeBody(const PoolArgs& args, int64_t begin, int64_t end) {
-  if (!IsCopy(*args.bags)) {
+  if (!args.bags->is_copy()) {
     if (!args.bags->weights.empty()) return SumBags<kLevel, true, 0>(args, begin, end);
     return args.dim == 16 ? SumBags<kLevel, false, 16>(args, begin, end) : SumBags<kLevel, false, 0>(args, begin, end);
   }
@@ -192,10 +154,10 @@ HVD_CTR_SIMD_BODY void PoolRangeBody(const PoolArgs& args, int64_t begin, int64_
 
 /// Dot product in 16 lanes (column j in lane j mod 16), then the lanes in order: a fixed order that still vectorises.
 HVD_CTR_SIMD_BODY float Dot(const float* a, const float* b, int64_t dim) {
-  float lanes[kDotLanes] = {};
+  float lanes[kPoolDotLanes] = {};
   int64_t j = 0;
-  for (; j + kDotLanes <= dim; j += kDotLanes) {
-    for (int32_t i = 0; i < kDotLanes; ++i) lanes[i] += a[j + i] * b[j + i];
+  for (; j + kPoolDotLanes <= dim; j += kPoolDotLanes) {
+    for (int32_t i = 0; i < kPoolDotLanes; ++i) lanes[i] += a[j + i] * b[j + i];
   }
   for (int32_t i = 0; j + i < dim; ++i) lanes[i] += a[j + i] * b[j + i];
   float sum = 0.0f;
@@ -209,7 +171,7 @@ HVD_CTR_SIMD_BODY void DotRangeBody(const PoolArgs& args, const float* d_out, in
   BagWalk walk(args.places, first);
   for (int64_t i = first; i < last; ++i, walk.Next()) {
     const float* d_bag = d_out + walk.offset();
-    for (int64_t p = BagBegin(bags, i); p < BagEnd(bags, i); ++p) {
+    for (int64_t p = bags.begin(i); p < bags.end(i); ++p) {
       const int64_t v = bags.virtual_ids[p];
       dots[p] = v < 0 ? 0.0f : Dot(args.rows + v * args.dim, d_bag, args.dim);
     }
@@ -220,23 +182,16 @@ HVD_CTR_SIMD_KERNEL(void, PoolRange, (const PoolArgs& args, int64_t begin, int64
 HVD_CTR_SIMD_KERNEL(void, DotRange, (const PoolArgs& args, const float* d_out, int64_t first, int64_t last, float* dots),
                     (args, d_out, first, last, dots))
 
-/// Turns the dots of one bag (d_weights[p] = row_p . d_out) into derivatives by the weights, with S = sum_p w_p dot_p:
-///   sum: dot_p.   mean, W = sum w: (dot_p - S/W) / W.   sqrtn, q = sqrt(sum w^2): (dot_p - w_p S/q^2) / q.
+/// Turns the dots of one bag (d_weights[p] = row_p . d_out) into derivatives by the weights.
 void WeightGradOfBag(const Bags& bags, int64_t begin, int64_t end, float* d_weights) {
   if (bags.combiner == Combiner::kSum) return;
   const float divisor = Divisor(bags, begin, end);
   float weighted = 0.0f;
   for (int64_t p = begin; p < end; ++p) {
-    if (bags.virtual_ids[p] >= 0) weighted += WeightOf(bags, p) * d_weights[p];
+    if (bags.virtual_ids[p] >= 0) weighted += bags.weight(p) * d_weights[p];
   }
   for (int64_t p = begin; p < end; ++p) {
-    if (bags.virtual_ids[p] < 0 || divisor == 0.0f) {
-      d_weights[p] = 0.0f;
-    } else if (bags.combiner == Combiner::kMean) {
-      d_weights[p] = (d_weights[p] - weighted / divisor) / divisor;
-    } else {
-      d_weights[p] = (d_weights[p] - WeightOf(bags, p) / divisor * (weighted / divisor)) / divisor;
-    }
+    d_weights[p] = bags.virtual_ids[p] < 0 ? 0.0f : WeightGradOf(bags.combiner, d_weights[p], bags.weight(p), weighted, divisor);
   }
 }
 
@@ -259,12 +214,12 @@ void FillTerms(const Bags& bags, TaskRunner* runner, Terms* terms) {
   float* const coefficients = terms->coefficients.data();
   ForRows(runner, bags.bags(), WorkPerBag(bags, 1), [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
-      const int64_t end = BagEnd(bags, i);
-      const float divisor = Divisor(bags, BagBegin(bags, i), end);
-      for (int64_t p = BagBegin(bags, i); p < end; ++p) {
+      const int64_t end = bags.end(i);
+      const float divisor = Divisor(bags, bags.begin(i), end);
+      for (int64_t p = bags.begin(i); p < end; ++p) {
         bag_of[p] = static_cast<int32_t>(i);
         targets[p] = divisor == 0.0f ? kNoVirtualId : bags.virtual_ids[p];
-        coefficients[p] = divisor == 0.0f ? 0.0f : WeightOf(bags, p) / divisor;
+        coefficients[p] = divisor == 0.0f ? 0.0f : bags.weight(p) / divisor;
       }
     }
   });
@@ -276,7 +231,7 @@ Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim
                 TaskRunner* runner) {
   HVD_CTR_RETURN_IF_ERROR(CheckBags("PoolRows", bags, unique, dim, places));
   const PoolArgs args{&bags, rows, dim, out, places};
-  const bool stream = IsCopy(bags) && Streams(args);
+  const bool stream = bags.is_copy() && Streams(args);
   ForRows(runner, bags.bags(), WorkPerBag(bags, dim),
           [&args, stream](int64_t begin, int64_t end) { stream ? StreamBags(args, begin, end) : PoolRange(args, begin, end); });
   return Status::Ok();
@@ -294,7 +249,7 @@ Status PoolRowsGrad(const Bags& bags, const float* d_out, const BagPlaces& place
   args.sums = d_rows;
   // Kept for the next call of this thread: fresh memory costs page faults.
   static thread_local Terms terms;
-  if (!IsCopy(bags)) {
+  if (!bags.is_copy()) {
     terms.Resize(static_cast<size_t>(bags.virtual_ids.size()));
     FillTerms(bags, runner, &terms);
     args.source_rows = terms.bags.data();
@@ -311,7 +266,7 @@ Status PoolRowsWeightGrad(const Bags& bags, const float* rows, const float* d_ou
   const PoolArgs args{&bags, rows, dim, nullptr, places};
   ForRows(runner, bags.bags(), WorkPerBag(bags, dim), [&](int64_t first, int64_t last) {
     DotRange(args, d_out, first, last, d_weights);
-    for (int64_t i = first; i < last; ++i) WeightGradOfBag(bags, BagBegin(bags, i), BagEnd(bags, i), d_weights);
+    for (int64_t i = first; i < last; ++i) WeightGradOfBag(bags, bags.begin(i), bags.end(i), d_weights);
   });
   return Status::Ok();
 }

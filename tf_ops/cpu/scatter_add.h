@@ -8,8 +8,8 @@
 
 #include <cstdint>
 
+#include "tf_ops/core/bag_places.h"
 #include "tf_ops/core/types.h"
-#include "tf_ops/cpu/bag_places.h"
 
 namespace hvd_ctr {
 

@@ -2,14 +2,15 @@
 // and their gradients are read from there, without a copy in between.
 //
 //   BagPlaces(dim)                                       // bag i is row i of a (bags, dim) matrix
-//   BagPlaces(features, row_floats, dim)                 // sample by sample: bag i is feature i % features of sample i /
-//   features BagPlaces(batch, dim, row_floats)                    // feature by feature: bag i is sample i % batch, feature i /
-//   batch
-#ifndef HVD_CTR_CPU_BAG_PLACES_H_
-#define HVD_CTR_CPU_BAG_PLACES_H_
+//   BagPlaces(features, row_floats, dim)                 // sample by sample: bag i is sample i / features, feature i % features
+//   BagPlaces(batch, dim, row_floats)                    // feature by feature: bag i is feature i / batch, sample i % batch
+#ifndef HVD_CTR_CORE_BAG_PLACES_H_
+#define HVD_CTR_CORE_BAG_PLACES_H_
 
 #include <cstdint>
 #include <limits>
+
+#include "tf_ops/core/hash.h"
 
 namespace hvd_ctr {
 
@@ -20,7 +21,7 @@ struct BagPlaces {
   BagPlaces(int64_t inner_count, int64_t outer, int64_t inner_step)
       : inner(inner_count), outer_stride(outer), inner_stride(inner_step) {}
 
-  int64_t at(int64_t i) const {
+  HVD_CTR_HD int64_t at(int64_t i) const {
     if (i < inner) return i * inner_stride;
     // Bags are counted in int32; the narrow division is several times faster.
     const auto outer = static_cast<uint32_t>(i) / static_cast<uint32_t>(inner);
@@ -54,4 +55,4 @@ class BagWalk {
 
 }  // namespace hvd_ctr
 
-#endif  // HVD_CTR_CPU_BAG_PLACES_H_
+#endif  // HVD_CTR_CORE_BAG_PLACES_H_
