@@ -9,9 +9,10 @@
 #include "tensorflow/core/framework/resource_handle.h"
 #include "tf_ops/core/host_store.h"
 #include "tf_ops/core/mix_cache_options.h"
-#include "tf_ops/cpu/cpu_backend.h"
 #include "tf_ops/glue/cache_op.h"
 #include "tf_ops/glue/cache_stats_layout.h"
+#include "tf_ops/glue/device_memory.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/mix_cache_resource.h"
 #include "tf_ops/glue/tf_convert.h"
 
@@ -107,7 +108,9 @@ class MixCacheOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, ToTensorFlow(CheckMixCacheOptions(options_)));
     Result<std::unique_ptr<HostStore>> store = MakeHostStore(options_);
     OP_REQUIRES_OK(ctx, ToTensorFlow(store.status()));
-    Result<std::unique_ptr<MixCache>> cache = MakeMixCache(options_, MakeCpuBackend(), std::move(store.value()));
+    Result<std::unique_ptr<DeviceBackend>> backend = MakeDeviceBackend(ctx);
+    OP_REQUIRES_OK(ctx, ToTensorFlow(backend.status()));
+    Result<std::unique_ptr<MixCache>> cache = MakeMixCache(options_, std::move(backend.value()), std::move(store.value()));
     OP_REQUIRES_OK(ctx, ToTensorFlow(cache.status()));
     Tensor* handle = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
@@ -325,17 +328,19 @@ class StatsOp final : public CacheOp {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrMixCache").Device(tensorflow::DEVICE_CPU), MixCacheOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrFlush").Device(tensorflow::DEVICE_CPU), FlushOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrExport").Device(tensorflow::DEVICE_CPU), ExportOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrImport").Device(tensorflow::DEVICE_CPU), ImportOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrExportWaiting").Device(tensorflow::DEVICE_CPU), ExportWaitingOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrImportLife").Device(tensorflow::DEVICE_CPU), ImportLifeOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSetFrequencies").Device(tensorflow::DEVICE_CPU), SetFrequenciesOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrWarmStart").Device(tensorflow::DEVICE_CPU), WarmStartOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrStep").Device(tensorflow::DEVICE_CPU), StepOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSetStep").Device(tensorflow::DEVICE_CPU), SetStepOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrStats").Device(tensorflow::DEVICE_CPU), StatsOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrMixCache", MixCacheOp, "handle");
+HVD_CTR_REGISTER_KERNEL("HvdCtrFlush", FlushOp, "handle");
+HVD_CTR_REGISTER_KERNEL("HvdCtrExport", ExportOp, "handle", "table", "cursor", "max_rows", "ids", "rows", "state", "next_cursor",
+                        "counts", "last_steps");
+HVD_CTR_REGISTER_KERNEL("HvdCtrImport", ImportOp, "handle", "table", "ids", "rows", "state", "foreign");
+HVD_CTR_REGISTER_KERNEL("HvdCtrExportWaiting", ExportWaitingOp, "handle", "table", "cursor", "max_ids", "ids", "counts",
+                        "last_steps", "next_cursor");
+HVD_CTR_REGISTER_KERNEL("HvdCtrImportLife", ImportLifeOp, "handle", "table", "ids", "counts", "last_steps", "foreign");
+HVD_CTR_REGISTER_KERNEL("HvdCtrSetFrequencies", SetFrequenciesOp, "handle", "table", "ids", "counts", "foreign");
+HVD_CTR_REGISTER_KERNEL("HvdCtrWarmStart", WarmStartOp, "handle", "rows");
+HVD_CTR_REGISTER_KERNEL("HvdCtrStep", StepOp, "handle", "step");
+HVD_CTR_REGISTER_KERNEL("HvdCtrSetStep", SetStepOp, "handle", "step");
+HVD_CTR_REGISTER_KERNEL("HvdCtrStats", StatsOp, "handle", "tables", "totals");
 
 }  // namespace
 }  // namespace hvd_ctr

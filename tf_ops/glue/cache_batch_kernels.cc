@@ -9,6 +9,8 @@
 #include "tf_ops/core/key_exchange.h"
 #include "tf_ops/core/stage_clock.h"
 #include "tf_ops/glue/cache_op.h"
+#include "tf_ops/glue/device_memory.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/mix_cache_resource.h"
 #include "tf_ops/glue/tf_convert.h"
 
@@ -81,14 +83,14 @@ absl::Status SetRowOutputs(OpKernelContext* ctx, const Tensor& rows, const std::
 
 absl::Status AnswerWithError(OpKernelContext* ctx, const Status& status, int32_t dim, const std::vector<int32_t>& asked) {
   const std::vector<int32_t> splits = PayloadSplits(status, dim, asked);
-  Tensor rows;
-  TF_RETURN_IF_ERROR(
-      ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({Sum(Span<const int32_t>(splits)), int64_t{dim}}), &rows));
-  float* out = MutableSpan<float>(&rows).data();
+  Tensor payload(tensorflow::DT_FLOAT, TensorShape({Sum(Span<const int32_t>(splits)), int64_t{dim}}));
+  float* out = MutableSpan<float>(&payload).data();
   for (const int32_t payload_rows : splits) {
     EncodeErrorPayload(status, dim, payload_rows, out);
     out += int64_t{payload_rows} * dim;
   }
+  Tensor rows;
+  TF_RETURN_IF_ERROR(CopyToDevice(ctx, payload, &rows));
   return SetRowOutputs(ctx, rows, splits);
 }
 
@@ -207,28 +209,37 @@ class CheckRowsOp final : public OpKernel {
 
   void Compute(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 0, 2, "rows"));
-    OP_REQUIRES_OK(ctx, ToTensorFlow(Check(ctx->input(0), ctx->input(1), ctx->input(2))));
+    const Span<const int32_t> received = ConstSpan<int32_t>(ctx->input(1));
+    const Span<const int32_t> expected = ConstSpan<int32_t>(ctx->input(2));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(CheckSplits(ctx->input(0), received, expected)));
+    // The splits tell whether an owner failed. Only its answer is looked at: on a GPU that means to wait.
+    int64_t begin = 0;
+    for (int64_t owner = 0; owner < expected.size(); ++owner) {
+      if (received[owner] != expected[owner]) {
+        OP_REQUIRES_OK(ctx, ErrorOf(ctx, owner, begin, received[owner], expected[owner]));
+      }
+      begin += received[owner];
+    }
     ctx->set_output(0, ctx->input(0));
   }
 
  private:
-  static Status Check(const Tensor& rows, const Tensor& received_splits, const Tensor& expected_splits) {
-    const Span<const int32_t> received = ConstSpan<int32_t>(received_splits);
-    const Span<const int32_t> expected = ConstSpan<int32_t>(expected_splits);
-    if (received.size() != expected.size() || Sum(received) != rows.dim_size(0)) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CheckRows: received_splits has ", received.size(), " entries with sum ",
-                        Sum(received), "; expected ", expected.size(), " entries (one per rank) with sum ", rows.dim_size(0),
-                        ", the rows received");
-    }
-    const int32_t dim = static_cast<int32_t>(rows.dim_size(1));
-    const float* owner_rows = ConstSpan<float>(rows).data();
-    for (int64_t owner = 0; owner < expected.size(); ++owner) {
-      if (received[owner] != expected[owner]) {
-        return DecodeErrorPayload(owner_rows, received[owner], dim, static_cast<int32_t>(owner), expected[owner]);
-      }
-      owner_rows += int64_t{received[owner]} * dim;
-    }
-    return Status::Ok();
+  static Status CheckSplits(const Tensor& rows, Span<const int32_t> received, Span<const int32_t> expected) {
+    if (received.size() == expected.size() && Sum(received) == rows.dim_size(0)) return Status::Ok();
+    return MakeStatus(StatusCode::kInvalidArgument, "CheckRows: received_splits has ", received.size(), " entries with sum ",
+                      Sum(received), "; expected ", expected.size(), " entries (one per rank) with sum ", rows.dim_size(0),
+                      ", the rows received");
+  }
+
+  /// What the owner's answer, `count` rows from `begin` on, says; never OK.
+  static absl::Status ErrorOf(OpKernelContext* ctx, int64_t owner, int64_t begin, int32_t count, int32_t expected) {
+    const Tensor& rows = ctx->input(0);
+    Tensor payload;
+    TF_RETURN_IF_ERROR(CopyToHost(ctx, rows.Slice(begin, begin + count), &payload));
+    const auto dim = static_cast<int32_t>(rows.dim_size(1));
+    // A slice of few columns may not be aligned as flat() asks for.
+    const auto* data = reinterpret_cast<const float*>(payload.tensor_data().data());
+    return ToTensorFlow(DecodeErrorPayload(data, count, dim, static_cast<int32_t>(owner), expected));
   }
 };
 
@@ -290,16 +301,18 @@ class SweepOp final : public CacheOp {
   }
 };
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrPrefetch").Device(tensorflow::DEVICE_CPU), PrefetchOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrAnnounce").Device(tensorflow::DEVICE_CPU), AnnounceOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrEndAnnouncements").Device(tensorflow::DEVICE_CPU), EndAnnouncementsOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrLookup").Device(tensorflow::DEVICE_CPU), LookupOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrRead").Device(tensorflow::DEVICE_CPU), ReadOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrCheckRows").Device(tensorflow::DEVICE_CPU), CheckRowsOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrApply").Device(tensorflow::DEVICE_CPU), ApplyOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrRelease").Device(tensorflow::DEVICE_CPU), ReleaseOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrRowAges").Device(tensorflow::DEVICE_CPU), RowAgesOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSweep").Device(tensorflow::DEVICE_CPU), SweepOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrPrefetch", PrefetchOp, "handle", "received", "received_splits", "ticket", "reply_splits",
+                        "global_rows", "global_weight", "active_ranks");
+HVD_CTR_REGISTER_KERNEL("HvdCtrAnnounce", AnnounceOp, "handle", "received", "received_splits", "noted");
+HVD_CTR_REGISTER_KERNEL("HvdCtrEndAnnouncements", EndAnnouncementsOp, "handle");
+HVD_CTR_REGISTER_KERNEL("HvdCtrLookup", LookupOp, "handle", "ticket", "send_splits");
+HVD_CTR_REGISTER_KERNEL("HvdCtrRead", ReadOp, "handle", "received", "received_splits", "send_splits", "global_rows",
+                        "global_weight", "active_ranks");
+HVD_CTR_REGISTER_KERNEL("HvdCtrCheckRows", CheckRowsOp, "received_splits", "expected_splits");
+HVD_CTR_REGISTER_KERNEL("HvdCtrApply", ApplyOp, "handle", "ticket", "learning_rate_scale", "step");
+HVD_CTR_REGISTER_KERNEL("HvdCtrRelease", ReleaseOp, "handle", "ticket");
+HVD_CTR_REGISTER_KERNEL("HvdCtrRowAges", RowAgesOp, "handle", "ages");
+HVD_CTR_REGISTER_KERNEL("HvdCtrSweep", SweepOp, "handle", "ages", "deleted");
 
 }  // namespace
 }  // namespace hvd_ctr

@@ -13,6 +13,7 @@
 #include "tf_ops/core/rank_partition.h"
 #include "tf_ops/core/row_math.h"
 #include "tf_ops/core/stage_clock.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/tf_convert.h"
 
 namespace hvd_ctr {
@@ -259,9 +260,10 @@ class InitialRowsOp final : public OpKernel {
   int32_t dim_ = 1;
 };
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrPrepareBatch").Device(tensorflow::DEVICE_CPU), PrepareBatchOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrHashToRange").Device(tensorflow::DEVICE_CPU), HashToRangeOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrInitialRows").Device(tensorflow::DEVICE_CPU), InitialRowsOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrPrepareBatch", PrepareBatchOp, "ids", "feature_splits", "batch_rows", "weight_sum", "error_text",
+                        "virtual_ids", "send", "send_splits", "row_splits", "counts");
+HVD_CTR_REGISTER_KERNEL("HvdCtrHashToRange", HashToRangeOp, "ids", "hashed");
+HVD_CTR_REGISTER_KERNEL("HvdCtrInitialRows", InitialRowsOp, "ids", "rows");
 
 }  // namespace
 }  // namespace hvd_ctr

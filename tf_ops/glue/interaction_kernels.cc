@@ -1,6 +1,8 @@
 // Kernels of the interactions of a sample's vectors, and of their gradients.
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/cpu/interactions.h"
+#include "tf_ops/glue/device_functions.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/tf_convert.h"
 
 namespace hvd_ctr {
@@ -12,8 +14,8 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-using Interaction = void (*)(const SampleVectors&, float*, TaskRunner*);
-using InteractionGrad = void (*)(const SampleVectors&, const float*, float*, TaskRunner*);
+using Interaction = Status (DeviceFunctions::*)(OpKernelContext*, const SampleVectors&, float*);
+using InteractionGrad = Status (DeviceFunctions::*)(OpKernelContext*, const SampleVectors&, const float*, float*);
 
 /// Input 0 as (B, F, D); INVALID_ARGUMENT for another rank or no feature.
 absl::Status ReadVectors(OpKernelContext* ctx, SampleVectors* vectors) {
@@ -39,9 +41,11 @@ class InteractionOp final : public OpKernel {
     Tensor* out = nullptr;
     const TensorShape shape({vectors.samples, OutputColumns(vectors, kSum)});
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, shape, &out));
-    WorkerRunner runner(ctx);
-    kInteraction(vectors, MutableSpan<float>(out).data(), &runner);
+    OP_REQUIRES_OK(ctx, ToTensorFlow((functions_.*kInteraction)(ctx, vectors, MutableSpan<float>(out).data())));
   }
+
+ private:
+  DeviceFunctions functions_;
 };
 
 template <InteractionGrad kInteractionGrad, bool kSum>
@@ -60,20 +64,23 @@ class InteractionGradOp final : public OpKernel {
                                                     "; expected ", expected.DebugString())));
     Tensor* d_vectors = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, ctx->input(0).shape(), &d_vectors));
-    WorkerRunner runner(ctx);
-    kInteractionGrad(vectors, ConstSpan<float>(upstream).data(), MutableSpan<float>(d_vectors).data(), &runner);
+    OP_REQUIRES_OK(ctx, ToTensorFlow((functions_.*kInteractionGrad)(ctx, vectors, ConstSpan<float>(upstream).data(),
+                                                                    MutableSpan<float>(d_vectors).data())));
   }
+
+ private:
+  DeviceFunctions functions_;
 };
 
-using DotPairsOp = InteractionOp<&DotPairs, false>;
-using DotPairsGradOp = InteractionGradOp<&DotPairsGrad, false>;
-using PairSumOp = InteractionOp<&PairSum, true>;
-using PairSumGradOp = InteractionGradOp<&PairSumGrad, true>;
+using DotPairsOp = InteractionOp<&DeviceFunctions::DotPairs, false>;
+using DotPairsGradOp = InteractionGradOp<&DeviceFunctions::DotPairsGrad, false>;
+using PairSumOp = InteractionOp<&DeviceFunctions::PairSum, true>;
+using PairSumGradOp = InteractionGradOp<&DeviceFunctions::PairSumGrad, true>;
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrDotPairs").Device(tensorflow::DEVICE_CPU), DotPairsOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrDotPairsGrad").Device(tensorflow::DEVICE_CPU), DotPairsGradOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrPairSum").Device(tensorflow::DEVICE_CPU), PairSumOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrPairSumGrad").Device(tensorflow::DEVICE_CPU), PairSumGradOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrDotPairs", DotPairsOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrDotPairsGrad", DotPairsGradOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrPairSum", PairSumOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrPairSumGrad", PairSumGradOp);
 
 }  // namespace
 }  // namespace hvd_ctr

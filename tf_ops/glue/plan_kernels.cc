@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tf_ops/core/memory_plan.h"
 #include "tf_ops/cpu/cpu_backend.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/tf_convert.h"
 
 namespace hvd_ctr {
@@ -110,7 +111,7 @@ class PlanMemoryOp final : public OpKernel {
   MixCacheOptions options_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrPlanMemory").Device(tensorflow::DEVICE_CPU), PlanMemoryOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrPlanMemory", PlanMemoryOp, "rows", "demand", "plan");
 
 }  // namespace
 }  // namespace hvd_ctr

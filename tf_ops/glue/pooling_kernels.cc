@@ -3,8 +3,10 @@
 #include <string>
 
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tf_ops/core/bags.h"
 #include "tf_ops/core/stage_clock.h"
-#include "tf_ops/cpu/pool_rows.h"
+#include "tf_ops/glue/device_functions.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/tf_convert.h"
 
 namespace hvd_ctr {
@@ -79,15 +81,16 @@ class PoolRowsOp final : public OpKernel {
     Tensor* pooled = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({samples, row_floats}), &pooled));
     float* out = MutableSpan<float>(pooled).data();
-    const float* from = ConstSpan<float>(beside).data();
-    for (int64_t i = 0; columns > 0 && i < samples; ++i) std::copy_n(from + i * columns, columns, out + i * row_floats);
-    WorkerRunner runner(ctx);
-    OP_REQUIRES_OK(ctx, ToTensorFlow(PoolRows(bags, ConstSpan<float>(rows).data(), rows.dim_size(0), static_cast<int32_t>(dim),
-                                              out + columns, layout_.places(samples, row_floats, dim), &runner)));
+    const BesideColumns copied{ConstSpan<float>(beside).data(), samples, columns, out, row_floats};
+    OP_REQUIRES_OK(ctx, ToTensorFlow(functions_.CopyBeside(ctx, copied)));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(functions_.PoolRows(ctx, bags, ConstSpan<float>(rows).data(), rows.dim_size(0),
+                                                         static_cast<int32_t>(dim), out + columns,
+                                                         layout_.places(samples, row_floats, dim))));
   }
 
  private:
   Layout layout_;
+  DeviceFunctions functions_;
 };
 
 class PoolRowsGradOp final : public OpKernel {
@@ -119,20 +122,20 @@ class PoolRowsGradOp final : public OpKernel {
     const float* d_out = ConstSpan<float>(d_pooled).data() + row_floats - per_sample * dim;
     const BagPlaces places = layout_.places(samples, row_floats, dim);
     const int32_t columns = static_cast<int32_t>(dim);
-    WorkerRunner runner(ctx);
-    OP_REQUIRES_OK(ctx,
-                   ToTensorFlow(PoolRowsGrad(bags, d_out, places, unique, columns, MutableSpan<float>(d_rows).data(), &runner)));
+    OP_REQUIRES_OK(
+        ctx, ToTensorFlow(functions_.PoolRowsGrad(ctx, bags, d_out, places, unique, columns, MutableSpan<float>(d_rows).data())));
     if (bags.weights.empty()) return;
-    OP_REQUIRES_OK(ctx, ToTensorFlow(PoolRowsWeightGrad(bags, ConstSpan<float>(rows).data(), d_out, places, unique, columns,
-                                                        MutableSpan<float>(d_weights).data(), &runner)));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(functions_.PoolRowsWeightGrad(ctx, bags, ConstSpan<float>(rows).data(), d_out, places,
+                                                                   unique, columns, MutableSpan<float>(d_weights).data())));
   }
 
  private:
   Layout layout_;
+  DeviceFunctions functions_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrPoolRows").Device(tensorflow::DEVICE_CPU), PoolRowsOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrPoolRowsGrad").Device(tensorflow::DEVICE_CPU), PoolRowsGradOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrPoolRows", PoolRowsOp, "virtual_ids", "bag_splits");
+HVD_CTR_REGISTER_KERNEL("HvdCtrPoolRowsGrad", PoolRowsGradOp, "virtual_ids", "bag_splits");
 
 }  // namespace
 }  // namespace hvd_ctr

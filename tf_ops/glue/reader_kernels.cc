@@ -5,6 +5,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/core/criteo_parser.h"
 #include "tf_ops/core/hash.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/tf_convert.h"
 
 namespace hvd_ctr {
@@ -117,9 +118,10 @@ class HashStringsOp final : public OpKernel {
   int64_t seed_ = 0;
 };
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSplitLines").Device(tensorflow::DEVICE_CPU), SplitLinesOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrParseCriteo").Device(tensorflow::DEVICE_CPU), ParseCriteoOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrHashStrings").Device(tensorflow::DEVICE_CPU), HashStringsOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrSplitLines", SplitLinesOp, "text", "offsets");
+HVD_CTR_REGISTER_KERNEL("HvdCtrParseCriteo", ParseCriteoOp, "texts", "begins", "ends", "labels", "dense", "ids", "faults",
+                        "stripped");
+HVD_CTR_REGISTER_KERNEL("HvdCtrHashStrings", HashStringsOp, "data", "offsets", "ids");
 
 }  // namespace
 }  // namespace hvd_ctr

@@ -10,6 +10,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tf_ops/core/shared_collectives.h"
 #include "tf_ops/core/shared_group.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/tf_convert.h"
 
 namespace hvd_ctr {
@@ -248,11 +249,11 @@ class SharedAllreduceOp final : public SharedOp {
   std::vector<char> scratch_;  // Kept for its memory: calls of one name do not overlap, which Post checks.
 };
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSharedGroupCreate").Device(tensorflow::DEVICE_CPU), SharedGroupCreateOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSharedGroupConnect").Device(tensorflow::DEVICE_CPU), SharedGroupConnectOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSharedAlltoall").Device(tensorflow::DEVICE_CPU), SharedAlltoallOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSharedAllgather").Device(tensorflow::DEVICE_CPU), SharedAllgatherOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrSharedAllreduce").Device(tensorflow::DEVICE_CPU), SharedAllreduceOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrSharedGroupCreate", SharedGroupCreateOp, "address");
+HVD_CTR_REGISTER_KERNEL("HvdCtrSharedGroupConnect", SharedGroupConnectOp, "addresses", "error");
+HVD_CTR_REGISTER_KERNEL("HvdCtrSharedAlltoall", SharedAlltoallOp, "rows", "splits", "received", "received_splits");
+HVD_CTR_REGISTER_KERNEL("HvdCtrSharedAllgather", SharedAllgatherOp, "rows", "everything");
+HVD_CTR_REGISTER_KERNEL("HvdCtrSharedAllreduce", SharedAllreduceOp, "values", "sums");
 
 }  // namespace
 }  // namespace hvd_ctr

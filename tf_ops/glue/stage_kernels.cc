@@ -7,6 +7,7 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tf_ops/core/stage_clock.h"
+#include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/tf_convert.h"
 
 namespace hvd_ctr {
@@ -167,10 +168,10 @@ class StageMarkOp final : public OpKernel {
   bool moment_ = false;
 };
 
-REGISTER_KERNEL_BUILDER(Name("HvdCtrStageClock").Device(tensorflow::DEVICE_CPU), StageClockOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrDrainStages").Device(tensorflow::DEVICE_CPU), DrainStagesOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrStageNames").Device(tensorflow::DEVICE_CPU), StageNamesOp);
-REGISTER_KERNEL_BUILDER(Name("HvdCtrStageMark").Device(tensorflow::DEVICE_CPU), StageMarkOp);
+HVD_CTR_REGISTER_KERNEL("HvdCtrStageClock", StageClockOp, "on");
+HVD_CTR_REGISTER_KERNEL("HvdCtrDrainStages", DrainStagesOp, "events", "lost");
+HVD_CTR_REGISTER_KERNEL("HvdCtrStageNames", StageNamesOp, "names");
+HVD_CTR_REGISTER_KERNEL("HvdCtrStageMark", StageMarkOp, "since", "now");
 
 }  // namespace
 }  // namespace hvd_ctr

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "tensorflow/core/platform/threadpool.h"
+#include "tf_ops/glue/device_memory.h"
 
 namespace hvd_ctr {
 namespace {
@@ -83,7 +84,8 @@ absl::Status CheckRank(tensorflow::OpKernelContext* ctx, int index, int rank, co
 
 WorkerRunner::WorkerRunner(tensorflow::OpKernelContext* ctx)
     : pool_(ctx->device()->tensorflow_cpu_worker_threads()->workers),
-      threads_(std::max(1, ctx->device()->tensorflow_cpu_worker_threads()->num_threads)) {}
+      threads_(std::max(1, ctx->device()->tensorflow_cpu_worker_threads()->num_threads)),
+      stream_(StreamOf(ctx)) {}
 
 void WorkerRunner::ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn) {
   if (n <= 0) return;

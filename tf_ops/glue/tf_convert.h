@@ -57,18 +57,20 @@ absl::Status SetScalarOutput(tensorflow::OpKernelContext* ctx, int index, T valu
 /// INVALID_ARGUMENT unless input `index` is a scalar (rank 0), vector (1) or matrix (2); the message names the input.
 absl::Status CheckRank(tensorflow::OpKernelContext* ctx, int index, int rank, const char* name);
 
-/// TensorFlow's intra-op threads. The calling thread takes blocks like any other and never waits for a thread that has not
-/// started, so a kernel makes progress even when the whole pool is busy.
+/// TensorFlow's intra-op threads, and the stream of the kernel's device. The calling thread takes blocks like any other and never
+/// waits for a thread that has not started, so a kernel makes progress even when the whole pool is busy.
 class WorkerRunner final : public TaskRunner {
  public:
   explicit WorkerRunner(tensorflow::OpKernelContext* ctx);
 
   int threads() const override { return threads_; }
   void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn) override;
+  void* stream() const override { return stream_; }
 
  private:
   tensorflow::thread::ThreadPool* pool_;
   int threads_;
+  void* stream_;
 };
 
 }  // namespace hvd_ctr
