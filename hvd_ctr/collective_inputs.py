@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import tensorflow as tf
 
 
@@ -19,6 +21,8 @@ def match_rows(tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tf.Tensor:
 
 def row_bytes(rows: tf.Tensor) -> tf.Tensor:
     """Bytes of one row of `(n, ...)`, int64 scalar."""
+    if rows.shape[1:].is_fully_defined():
+        return tf.constant(rows.shape[1:].num_elements() * rows.dtype.size, tf.int64)
     return tf.reduce_prod(tf.shape(rows, tf.int64)[1:]) * rows.dtype.size
 
 
@@ -29,4 +33,6 @@ def opaque_zeros(count: int, dtype: tf.DType) -> tf.Tensor:
     answer, and it would merge two of them on equal inputs; an input made with these zeros prevents both. Unlike other
     stateful operations the random ones are not ordered among each other, so the collectives stay free to overlap.
     """
-    return tf.cast(tf.raw_ops.RandomUniformInt(shape=[count], minval=0, maxval=1, seed=1, seed2=1), dtype)
+    # Integers go with splits and shapes, which are in host memory also where the rows are on a GPU.
+    with tf.device("CPU:0") if dtype.is_integer else contextlib.nullcontext():
+        return tf.cast(tf.raw_ops.RandomUniformInt(shape=[count], minval=0, maxval=1, seed=1, seed2=1), dtype)

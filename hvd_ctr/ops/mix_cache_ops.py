@@ -22,7 +22,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvd_ctr.config import HostConfig, TableConfig
-from hvd_ctr.ops import native
+from hvd_ctr.ops import native, placement
 
 Tensor = Any
 
@@ -167,7 +167,8 @@ class ExportedRows(NamedTuple):
 
 
 def create(spec: MixCacheSpec) -> Tensor:
-    """Creates a cache and returns its handle, a resource scalar; the cache is freed with the last reference to it.
+    """Creates a cache and returns its handle, a resource scalar; the cache is freed with the last reference to it. Its
+    cached rows are on the GPU where there is one (hvd_ctr/ops/placement.py), and all ops on it run there.
 
     May be called while a tf.function is traced: the cache is created once, outside the graph.
 
@@ -176,7 +177,7 @@ def create(spec: MixCacheSpec) -> Tensor:
         OSError: the file of the disk tier cannot be made (folder missing, file in use, ...); the message names it.
     """
     optimizers = [table.optimizer for table in spec.tables]
-    with tf.init_scope():
+    with tf.init_scope(), placement.on_rows_device():
         try:
             return native.ops().hvd_ctr_mix_cache(
                 cache_name=spec.name,
@@ -307,7 +308,10 @@ def check_rows(rows: Tensor, received_splits: Tensor, expected_splits: Tensor) -
         tf.errors.ResourceExhaustedError: the owner's cache is too small for the batch; or any other error of an owner.
         tf.errors.DataLossError: an answer is neither rows nor an error.
     """
-    return native.ops().hvd_ctr_check_rows(rows=rows, received_splits=received_splits, expected_splits=expected_splits)
+    with placement.on_rows_device():
+        return native.ops().hvd_ctr_check_rows(
+            rows=rows, received_splits=received_splits, expected_splits=expected_splits
+        )
 
 
 def apply(handle: Tensor, ticket: Tensor, gradients: Tensor, learning_rate_scale: Tensor) -> Tensor:

@@ -90,6 +90,27 @@ def _symbols() -> ctypes.CDLL:
     return ctypes.CDLL(str(library_path()))
 
 
+def built_with_cuda() -> bool:
+    """Whether the library has the CUDA backend.
+
+    Raises:
+        ImportError: see `load`.
+    """
+    ops()
+    return bool(_symbols().hvd_ctr_built_with_cuda())
+
+
+def has_gpu_kernels() -> bool:
+    """Whether the ops have kernels for GPUs: the library was built with CUDA, or a test has asked for a stand-in
+    (HVD_CTR_BACKEND, tf_ops/glue/device_memory.h).
+
+    Raises:
+        ImportError: see `load`.
+    """
+    ops()
+    return bool(_symbols().hvd_ctr_has_gpu_kernels())
+
+
 def _text(symbol: str) -> str:
     function = getattr(_symbols(), symbol)
     function.restype = ctypes.c_char_p

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvd_ctr.ops import native
+from hvd_ctr.ops import native, placement
 
 Tensor = Any
 
@@ -65,16 +65,20 @@ def pool_rows(
     """
     if combiner not in COMBINERS:
         raise ValueError(f"combiner: received {combiner!r}; allowed: {', '.join(COMBINERS)}")
-    return native.ops().hvd_ctr_pool_rows(
-        rows=rows,
-        virtual_ids=virtual_ids,
-        bag_splits=tf.constant([], tf.int64) if bag_splits is None else bag_splits,
-        weights=tf.constant([], tf.float32) if weights is None else weights,
-        beside=tf.zeros([0, 0], tf.float32) if beside is None else beside.columns,
-        combiner=combiner,
-        features=0 if beside is None else beside.features,
-        feature_major=beside is not None and beside.feature_major,
-    )
+    with placement.on_host():
+        virtual_ids = tf.convert_to_tensor(virtual_ids)
+        bag_splits = tf.constant([], tf.int64) if bag_splits is None else tf.convert_to_tensor(bag_splits)
+    with placement.on_rows_device():
+        return native.ops().hvd_ctr_pool_rows(
+            rows=rows,
+            virtual_ids=virtual_ids,
+            bag_splits=bag_splits,
+            weights=tf.constant([], tf.float32) if weights is None else weights,
+            beside=tf.zeros([0, 0], tf.float32) if beside is None else beside.columns,
+            combiner=combiner,
+            features=0 if beside is None else beside.features,
+            feature_major=beside is not None and beside.feature_major,
+        )
 
 
 def _pool_rows_grad(op: Any, d_pooled: Tensor) -> list[Tensor | None]:

@@ -124,9 +124,10 @@ class HybridModel(keras.Model):
         self._hvd_ctr_init()
 
     def _hvd_ctr_init(self) -> None:
-        self.embedding_learning_rate_scale = tf.Variable(
-            1.0, trainable=False, dtype=tf.float32, name="embedding_learning_rate_scale"
-        )
+        with tf.device("CPU:0"):  # where the row optimizers read it, also with rows on a GPU
+            self.embedding_learning_rate_scale = tf.Variable(
+                1.0, trainable=False, dtype=tf.float32, name="embedding_learning_rate_scale"
+            )
         self._synchronised = False
         self.stage_waits = StageWaits()
 

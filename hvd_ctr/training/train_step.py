@@ -20,7 +20,7 @@ from hvd_ctr import comm as comms
 from hvd_ctr.embedding import TableGroup, step_context
 from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
 from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
-from hvd_ctr.ops import stage_ops
+from hvd_ctr.ops import placement, stage_ops
 
 Tensor = Any
 
@@ -180,7 +180,9 @@ def hybrid_train_step(
         scaled = stage_ops.moment("loss", tf.math.multiply_no_nan(loss, share))
     gradients = tape.gradient(scaled, [*variables, *context.watched_rows])
     dense = _dense_gradients(comm, variables, gradients[: len(variables)])
-    context.backward(gradients[len(variables) :], tf.cast(learning_rate_scale, tf.float32))
+    with placement.on_host():
+        learning_rate_scale = tf.cast(learning_rate_scale, tf.float32)
+    context.backward(gradients[len(variables) :], learning_rate_scale)
     pairs = [(g, v) for g, v in zip(dense, model.trainable_variables, strict=True) if g is not None]
     if pairs:
         # The update counter does not depend on the batch by itself: when Keras asks an exhausted iterator once more, it

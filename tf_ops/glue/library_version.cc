@@ -3,6 +3,7 @@
 // it.
 #include "tensorflow/core/public/version.h"
 #include "tf_ops/core/simd_level.h"
+#include "tf_ops/glue/device_memory.h"
 
 // TF_VERSION_STRING is in parentheses and so cannot be joined to a literal: the same parts are joined here.
 #define HVD_CTR_TF_VERSION TF_STR(TF_MAJOR_VERSION) "." TF_STR(TF_MINOR_VERSION) "." TF_STR(TF_PATCH_VERSION) TF_VERSION_SUFFIX
@@ -31,3 +32,9 @@ extern "C" const char* hvd_ctr_simd_warning() { return hvd_ctr::ProcessSimdChoic
 
 /// For tests: 0 baseline, 1 avx2, 2 avx512; at most the best.
 extern "C" void hvd_ctr_force_simd_level(int level) { hvd_ctr::ForceSimdLevel(static_cast<hvd_ctr::SimdLevel>(level)); }
+
+/// 1 where the library was built with CUDA (HVD_CTR_GPU=1).
+extern "C" int hvd_ctr_built_with_cuda() { return hvd_ctr::BuiltWithCuda() ? 1 : 0; }
+
+/// 1 where the ops have kernels for GPUs.
+extern "C" int hvd_ctr_has_gpu_kernels() { return hvd_ctr::HasGpuKernels() ? 1 : 0; }
