@@ -43,6 +43,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "types",
             "options",
             "row_math",
+            "row_type",
             "hash",
             "key_hashes",
             "aligned_block",
