@@ -85,16 +85,17 @@ def _pool_rows_grad(op: Any, d_pooled: Tensor) -> list[Tensor | None]:
     """Gradients for the inputs of HvdCtrPoolRows: rows, virtual_ids, bag_splits, weights, beside."""
     rows, virtual_ids, bag_splits, weights, beside = op.inputs
     features = op.get_attr("features")
-    d_rows, d_weights = native.ops().hvd_ctr_pool_rows_grad(
-        d_pooled=d_pooled,
-        rows=rows,
-        virtual_ids=virtual_ids,
-        bag_splits=bag_splits,
-        weights=weights,
-        combiner=op.get_attr("combiner"),
-        features=features,
-        feature_major=op.get_attr("feature_major"),
-    )
+    with placement.on_rows_device():
+        d_rows, d_weights = native.ops().hvd_ctr_pool_rows_grad(
+            d_pooled=d_pooled,
+            rows=rows,
+            virtual_ids=virtual_ids,
+            bag_splits=bag_splits,
+            weights=weights,
+            combiner=op.get_attr("combiner"),
+            features=features,
+            feature_major=op.get_attr("feature_major"),
+        )
     d_beside = tf.slice(d_pooled, [0, 0], tf.shape(beside)) if features else tf.zeros_like(beside)
     return [d_rows, None, None, d_weights, d_beside]
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_ctr.config import FeatureConfig, SparseOptimizerConfig, TableConfig
-from hvd_ctr.ops import id_ops, mix_cache_ops
+from hvd_ctr.ops import id_ops, mix_cache_ops, placement
 
 DIM = 4
 SGD = SparseOptimizerConfig(kind="sgd", learning_rate=0.5)
@@ -298,6 +298,8 @@ def test_torn_exchanges_are_errors():
 
 
 def test_check_rows_passes_the_buffer_on():
+    if placement.has_gpu():
+        pytest.skip("NumPy sees copies of what is on a GPU")
     rows = tf.random.uniform((5, DIM))
     checked = mix_cache_ops.check_rows(rows, tf.constant([2, 3]), tf.constant([2, 3]))
     assert np.asarray(checked).ctypes.data == np.asarray(rows).ctypes.data

@@ -1,0 +1,114 @@
+"""Every op has a kernel for CPUs and one for GPUs, and what is where on a GPU is what it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from hvd_ctr.ops import native
+
+ROOT = Path(__file__).resolve().parents[2]
+
+#: What is in the memory of a GPU, by op; everything else is in host memory. An op that is not named has nothing there.
+ON_GPU = {
+    "Lookup": {"rows"},
+    "Read": {"rows"},
+    "CheckRows": {"rows", "checked"},
+    "Apply": {"gradients"},
+    "PoolRows": {"rows", "weights", "beside", "pooled"},
+    "PoolRowsGrad": {"d_pooled", "rows", "weights", "d_rows", "d_weights"},
+    "DotPairs": {"vectors", "pairs"},
+    "DotPairsGrad": {"vectors", "d_pairs", "d_vectors"},
+    "PairSum": {"vectors", "sums"},
+    "PairSumGrad": {"vectors", "d_sums", "d_vectors"},
+    "StageMark": {"values", "passed"},
+}
+
+_LIST_KERNELS = """
+import json
+from tensorflow.python.framework import kernels, op_def_registry
+from hvd_ctr.ops import native
+names = {"".join(p.capitalize() for p in n.split("_")) for n in dir(native.ops()) if n.startswith("hvd_ctr_")}
+found = {}
+for name in sorted(n for n in names if not n.endswith("EagerFallback")):
+    definition = op_def_registry.get(name)
+    arguments = [a.name for a in [*definition.input_arg, *definition.output_arg]]
+    registered = {k.device_type: list(k.host_memory_arg) for k in kernels.get_registered_kernels_for_op(name).kernel}
+    found[name.removeprefix("HvdCtr")] = [arguments, registered]
+print(json.dumps(found))
+"""
+
+
+def _run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **environment}
+    return subprocess.run([sys.executable, "-c", code], env=kept, capture_output=True, text=True, timeout=120)
+
+
+def test_every_op_has_kernels_for_both_devices() -> None:
+    done = _run(_LIST_KERNELS, HVD_CTR_BACKEND="cuda_on_cpu")
+    assert done.returncode == 0, done.stderr
+    ops = json.loads(done.stdout.splitlines()[-1])
+    assert len(ops) > 40 and set(ON_GPU) <= set(ops)
+    for name, (arguments, registered) in ops.items():
+        assert set(registered) == {"CPU", "GPU"}, name
+        assert registered["CPU"] == [], name
+        on_host = registered["GPU"]
+        assert len(set(on_host)) == len(on_host), name
+        assert set(arguments) - set(on_host) == ON_GPU.get(name, set()), name
+        assert set(on_host) <= set(arguments), name
+
+
+def test_kernels_for_gpus_need_a_library_that_has_them() -> None:
+    """Without CUDA a kernel for GPUs would only be found out at its first call."""
+    done = _run(_LIST_KERNELS, HVD_CTR_BACKEND="")
+    devices = {device for _, registered in json.loads(done.stdout.splitlines()[-1]).values() for device in registered}
+    assert devices == ({"CPU", "GPU"} if native.built_with_cuda() else {"CPU"})
+    assert native.has_gpu_kernels() == (native.built_with_cuda() or os.environ.get("HVD_CTR_BACKEND") == "cuda_on_cpu")
+
+
+def test_every_kernel_is_registered_in_one_way() -> None:
+    """Reads the sources: it holds for a library without CUDA, too."""
+    sources = {path: path.read_text() for path in (ROOT / "tf_ops" / "glue").glob("*.cc")}
+    defined = {name for text in sources.values() for name in re.findall(r'REGISTER_OP\("(\w+)"\)', text)}
+    registered = [name for text in sources.values() for name in re.findall(r'HVD_CTR_REGISTER_KERNEL\("(\w+)"', text)]
+    assert len(defined) > 40
+    assert sorted(registered) == sorted(defined)
+    others = [path.name for path, text in sources.items() if "REGISTER_KERNEL_BUILDER" in text]
+    assert not others, "HVD_CTR_REGISTER_KERNEL registers for both devices"
+
+
+@pytest.mark.parametrize("value", ["cuda", "CUDA_ON_CPU"])
+def test_a_wrong_backend_is_named(value: str) -> None:
+    code = (
+        "from hvd_ctr.config import TableConfig\n"
+        "from hvd_ctr.ops.mix_cache_ops import MixCacheSpec, create\n"
+        "create(MixCacheSpec(name='c', dim=4, slots=8, tables=[TableConfig('t', dim=4)]))\n"
+    )
+    done = _run(code, HVD_CTR_BACKEND=value)
+    assert done.returncode != 0
+    assert f"HVD_CTR_BACKEND is '{value}', allowed: cuda_on_cpu (for tests), or unset" in done.stderr
+
+
+def test_without_a_gpu_no_op_is_given_a_device() -> None:
+    from hvd_ctr.ops import placement
+
+    if tf.config.list_physical_devices("GPU"):
+        pytest.skip("there is a GPU")
+    assert not placement.has_gpu() and not placement.rows_on_gpu()
+
+    @tf.function
+    def step(ids: tf.Tensor) -> tf.Tensor:
+        with placement.on_host():
+            ids = ids + 1
+        with placement.on_rows_device():
+            return ids * 2
+
+    operations = step.get_concrete_function(tf.TensorSpec([None], tf.int64)).graph.get_operations()
+    assert {operation.device for operation in operations} == {""}
