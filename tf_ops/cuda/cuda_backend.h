@@ -21,8 +21,8 @@
 
 namespace hvd_ctr {
 
-/// device: CUDA's number of it; kCurrentDevice: the one that is current to the thread at each call. Exists where the library was
-/// built with CUDA.
+/// device: CUDA's number of it; kCurrentDevice: the one that is current to the thread that calls Allocate. Exists where the
+/// library was built with CUDA.
 std::unique_ptr<DeviceBackend> MakeCudaBackend(int device = kCurrentDevice);
 
 /// "cuda-on-cpu". Exists in every build.

@@ -23,9 +23,10 @@ __global__ void __launch_bounds__(kBlockThreads) RunKernel(const Kernel kernel, 
 
 class CudaRuntime {
  public:
-  /// device: CUDA's number, or kCurrentDevice, which leaves the choice to the caller of every call.
+  /// device: CUDA's number, or kCurrentDevice, which leaves the choice to the caller of every call until Bind.
   explicit CudaRuntime(int device = kCurrentDevice) : device_(device) {}
 
+  Status Bind();
   Status Use() const;
   Status Allocate(int64_t bytes, void** memory) const;
   void Free(void* memory) const;

@@ -22,6 +22,8 @@ class HostRuntime {
  public:
   explicit HostRuntime(int /*device*/ = kCurrentDevice) {}
 
+  /// From now on the device is the one that is current to the calling thread, unless one was named.
+  Status Bind() { return Status::Ok(); }
   /// Makes the device current to the calling thread; first of all members, once in every call from outside.
   Status Use() const { return Status::Ok(); }
   /// Not zeroed. RESOURCE_EXHAUSTED with the bytes asked for, also where the machine has less memory than that in all.
@@ -49,7 +51,7 @@ class HostRuntime {
   /// Time between the work before the two records; both timed and done.
   Status Elapsed(Event from, Event to, double* seconds) const;
 
-  /// E.g. "NVIDIA H100 80GB HBM3, compute capability 9.0, 79.1 GiB".
+  /// E.g. "NVIDIA H100 80GB HBM3, compute capability 9.0, 79 GiB".
   Status Describe(std::string* text) const;
 
   template <typename Kernel>
