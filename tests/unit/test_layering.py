@@ -50,7 +50,6 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "chunked_array",
             "simd_level",
             "stage_clock",
-            "index_check",
             "bag_places",
             "bags",
         },

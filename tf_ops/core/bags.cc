@@ -1,6 +1,6 @@
 #include "tf_ops/core/bags.h"
 
-#include "tf_ops/core/index_check.h"
+#include "tf_ops/core/backend_checks.h"
 
 namespace hvd_ctr {
 

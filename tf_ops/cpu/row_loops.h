@@ -7,7 +7,6 @@
 #include <cstring>
 
 #include "tf_ops/core/backend_checks.h"
-#include "tf_ops/core/index_check.h"
 #include "tf_ops/core/simd_level.h"
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"

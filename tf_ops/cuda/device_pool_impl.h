@@ -1,4 +1,6 @@
 // DevicePool over a runtime. Included by the two files that make one: cuda_pool.cu and cuda_pool_on_cpu.cc.
+//
+// Ids and splits go to the device on a stream of their own, ahead of what the caller's stream is busy with.
 #ifndef HVD_CTR_CUDA_DEVICE_POOL_IMPL_H_
 #define HVD_CTR_CUDA_DEVICE_POOL_IMPL_H_
 
@@ -7,11 +9,12 @@
 #include <mutex>
 
 #include "tf_ops/cuda/bag_segments.h"
-#include "tf_ops/cuda/call_memory.h"
+#include "tf_ops/cuda/call_areas.h"
 #include "tf_ops/cuda/device_pool.h"
 #include "tf_ops/cuda/interaction_kernels.h"
 #include "tf_ops/cuda/kernel_geometry.h"
 #include "tf_ops/cuda/pool_kernels.h"
+#include "tf_ops/cuda/staging.h"
 
 namespace hvd_ctr {
 
@@ -24,16 +27,24 @@ inline bool TakesWidePieces(const float* rows, const float* bags, const BagPlace
 template <typename Runtime>
 class RuntimePool final : public DevicePool {
  public:
-  explicit RuntimePool(const Runtime& runtime) : runtime_(runtime), memory_(runtime) {}
+  explicit RuntimePool(const Runtime& runtime) : runtime_(runtime) {}
+  RuntimePool(const RuntimePool&) = delete;
+  RuntimePool& operator=(const RuntimePool&) = delete;
+  ~RuntimePool() override {
+    // Freeing waits for what uses the memory.
+    (void)runtime_.Use().ok();
+    staging_.Destroy(runtime_);
+    if (has_uploads_) runtime_.DestroyStream(uploads_);
+  }
 
   Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, const BagPlaces& places,
                   Stream stream) override {
     HVD_CTR_RETURN_IF_ERROR(Check("PoolRows", bags, unique, dim, places));
     CallAreas areas;
     const StagedBags staged = Plan(bags, &areas);
-    return Call(areas, stream, [&] {
-      const DeviceBags device = Fill(bags, staged);
-      HVD_CTR_RETURN_IF_ERROR(memory_.CopyStaged(stream));
+    const auto fill = [&](const CallMemory& memory) { Fill(bags, staged, memory); };
+    return Call(areas, stream, fill, [&](const CallMemory& memory) {
+      const DeviceBags device = OnDevice(bags, staged, memory);
       const Columns columns{rows, dim, out, places};
       const bool wide = TakesWidePieces(rows, out, places, dim);
       if (bags.is_copy())
@@ -54,17 +65,19 @@ class RuntimePool final : public DevicePool {
     const auto positions = areas.Staged<int32_t>(bags.weights.empty() || bags.splits.empty() ? 0 : n);
     const StagedBags staged = divided ? Plan(bags, &areas) : StagedBags();
     const auto divisors = areas.Scratch<float>(divided ? bags.bags() : 0);
-    return Call(areas, stream, [&] {
-      SortByVirtualId(bags, unique, {memory_.host(starts), memory_.host(bag_of), memory_.host(positions)});
-      const DeviceBags device = divided ? Fill(bags, staged) : DeviceBags();
-      HVD_CTR_RETURN_IF_ERROR(memory_.CopyStaged(stream));
+    const auto fill = [&](const CallMemory& memory) {
+      SortByVirtualId(bags, unique, {memory.host(starts), memory.host(bag_of), memory.host(positions)});
+      if (divided) Fill(bags, staged, memory);
+    };
+    return Call(areas, stream, fill, [&](const CallMemory& memory) {
       if (divided) {
+        const DeviceBags device = OnDevice(bags, staged, memory);
         HVD_CTR_RETURN_IF_ERROR(runtime_.Launch("pool divisors", OverItems(bags.bags()),
-                                                DivisorsKernel{bags.bags(), device, memory_.device(divisors)}, stream));
+                                                DivisorsKernel{bags.bags(), device, memory.device(divisors)}, stream));
       }
-      const DeviceSegments segments{memory_.device(starts), memory_.device(bag_of), memory_.device(positions)};
+      const DeviceSegments segments{memory.device(starts), memory.device(bag_of), memory.device(positions)};
       const float* const weights = bags.weights.data();
-      const Gradient gradient{segments, weights, memory_.device(divisors), d_out, places, unique, dim, d_rows};
+      const Gradient gradient{segments, weights, memory.device(divisors), d_out, places, unique, dim, d_rows};
       const bool scaled = divided || !bags.weights.empty();
       if (TakesWidePieces(d_rows, d_out, places, dim)) {
         return scaled ? Grad<kPieceFloats, true>(gradient, stream) : Grad<kPieceFloats, false>(gradient, stream);
@@ -81,17 +94,19 @@ class RuntimePool final : public DevicePool {
     const StagedBags staged = Plan(bags, &areas);
     const auto bag_of = areas.Staged<int32_t>(bags.splits.empty() ? 0 : n);
     const auto lanes = areas.Scratch<float>(n * kPoolDotLanes);
-    return Call(areas, stream, [&] {
-      const DeviceBags device = Fill(bags, staged);
-      if (!bags.splits.empty()) FillBagOfPosition(bags, memory_.host(bag_of));
-      HVD_CTR_RETURN_IF_ERROR(memory_.CopyStaged(stream));
+    const auto fill = [&](const CallMemory& memory) {
+      Fill(bags, staged, memory);
+      if (!bags.splits.empty()) FillBagOfPosition(bags, memory.host(bag_of));
+    };
+    return Call(areas, stream, fill, [&](const CallMemory& memory) {
+      const DeviceBags device = OnDevice(bags, staged, memory);
       const RowLayout layout = MakeRowLayout(n, kPoolDotLanes);
       HVD_CTR_RETURN_IF_ERROR(runtime_.Launch(
           "pool weight gradient, dots", layout.geometry(),
-          DotLanesKernel{layout, device.virtual_ids, memory_.device(bag_of), rows, d_out, places, dim, memory_.device(lanes)},
+          DotLanesKernel{layout, device.virtual_ids, memory.device(bag_of), rows, d_out, places, dim, memory.device(lanes)},
           stream));
       HVD_CTR_RETURN_IF_ERROR(runtime_.Launch("pool weight gradient, sums", OverItems(n),
-                                              SumLanesKernel{n, memory_.device(lanes), d_weights}, stream));
+                                              SumLanesKernel{n, memory.device(lanes), d_weights}, stream));
       if (bags.combiner == Combiner::kSum) return Status::Ok();
       return runtime_.Launch("pool weight gradient", OverItems(bags.bags()), WeightGradKernel{bags.bags(), device, d_weights},
                              stream);
@@ -126,12 +141,13 @@ class RuntimePool final : public DevicePool {
     HVD_CTR_RETURN_IF_ERROR(CheckVectors("PairSum", v));
     CallAreas areas;
     const auto lanes = areas.Scratch<float>(v.samples * kPairSumLanes);
-    return Call(areas, stream, [&] {
+    const auto fill = [](const CallMemory&) {};
+    return Call(areas, stream, fill, [&](const CallMemory& memory) {
       const RowLayout layout = MakeRowLayout(v.samples, kPairSumLanes);
       HVD_CTR_RETURN_IF_ERROR(runtime_.Launch("pair sum, lanes", layout.geometry(),
-                                              PairSumLanesKernel{layout, v.data, v.features, v.dim, memory_.device(lanes)},
+                                              PairSumLanesKernel{layout, v.data, v.features, v.dim, memory.device(lanes)},
                                               stream));
-      return runtime_.Launch("pair sum", OverItems(v.samples), PairSumKernel{v.samples, memory_.device(lanes), out}, stream);
+      return runtime_.Launch("pair sum", OverItems(v.samples), PairSumKernel{v.samples, memory.device(lanes), out}, stream);
     });
   }
 
@@ -186,25 +202,48 @@ class RuntimePool final : public DevicePool {
     return staged;
   }
 
-  DeviceBags Fill(const Bags& bags, const StagedBags& staged) const {
-    std::copy(bags.virtual_ids.begin(), bags.virtual_ids.end(), memory_.host(staged.virtual_ids));
-    std::copy(bags.splits.begin(), bags.splits.end(), memory_.host(staged.splits));
+  static void Fill(const Bags& bags, const StagedBags& staged, const CallMemory& memory) {
+    std::copy(bags.virtual_ids.begin(), bags.virtual_ids.end(), memory.host(staged.virtual_ids));
+    std::copy(bags.splits.begin(), bags.splits.end(), memory.host(staged.splits));
+  }
+
+  static DeviceBags OnDevice(const Bags& bags, const StagedBags& staged, const CallMemory& memory) {
     DeviceBags device;
-    device.virtual_ids = memory_.device(staged.virtual_ids);
-    device.splits = memory_.device(staged.splits);
+    device.virtual_ids = memory.device(staged.virtual_ids);
+    device.splits = memory.device(staged.splits);
     device.weights = bags.weights.data();
     device.combiner = bags.combiner;
     return device;
   }
 
-  template <typename Function>
-  Status Call(const CallAreas& areas, Stream stream, const Function& function) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+  /// fill(memory) writes the staged areas, which come to the device; launch(memory) -> Status launches on the stream.
+  template <typename FillStaged, typename Launches>
+  Status Call(const CallAreas& areas, Stream stream, const FillStaged& fill, const Launches& launch) {
     HVD_CTR_RETURN_IF_ERROR(runtime_.Use());
-    HVD_CTR_RETURN_IF_ERROR(memory_.Begin(areas));
-    const Status status = function();
-    const Status ended = memory_.End(stream);
-    return status.ok() ? ended : status;
+    HVD_CTR_RETURN_IF_ERROR(MakeUploads());
+    StagingBlock* block = nullptr;
+    HVD_CTR_RETURN_IF_ERROR(staging_.Take(runtime_, areas.staged_bytes(), areas.bytes(), &block));
+    const CallMemory memory(block);
+    fill(memory);
+    Status status = Upload(block, areas.staged_bytes(), stream);
+    if (status.ok()) status = launch(memory);
+    return staging_.GiveBack(runtime_, block, stream, status);
+  }
+
+  Status MakeUploads() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!has_uploads_) HVD_CTR_RETURN_IF_ERROR(runtime_.NewStream(&uploads_));
+    has_uploads_ = true;
+    return Status::Ok();
+  }
+
+  Status Upload(StagingBlock* block, int64_t bytes, Stream stream) const {
+    if (bytes == 0) return Status::Ok();
+    HVD_CTR_RETURN_IF_ERROR(runtime_.CopyToDevice(block->device.data, block->pinned.data, bytes, uploads_));
+    Status status = runtime_.Record(block->uploaded, uploads_);
+    if (status.ok()) status = runtime_.Wait(stream, block->uploaded);
+    if (!status.ok()) (void)runtime_.Synchronize(uploads_).ok();
+    return status;
   }
 
   template <int32_t kFloats>
@@ -233,9 +272,14 @@ class RuntimePool final : public DevicePool {
         RowGradKernel<kFloats, kScaled>{layout, g.segments, g.weights, g.divisors, g.d_out, g.places, g.dim, g.d_rows}, stream);
   }
 
+  /// So many calls may be on their way before the caller waits for the first.
+  static constexpr int kBlocks = 4;
+
   const Runtime runtime_;
-  std::mutex mutex_;  // Over memory_.
-  CallMemory<Runtime> memory_;
+  StagingPool<Runtime> staging_{kBlocks};
+  std::mutex mutex_;  // Over the making of uploads_.
+  bool has_uploads_ = false;
+  Stream uploads_ = nullptr;
 };
 
 }  // namespace hvd_ctr

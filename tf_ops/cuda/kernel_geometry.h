@@ -98,6 +98,13 @@ HVD_CTR_HD inline void StorePiece(const Piece<kFloats>& piece, float* to) {
   *reinterpret_cast<Piece<kFloats>*>(to) = piece;
 }
 
+template <int32_t kFloats>
+HVD_CTR_HD inline Piece<kFloats> ZeroPiece() {
+  Piece<kFloats> piece;
+  for (int32_t i = 0; i < kFloats; ++i) piece.v[i] = 0.0f;
+  return piece;
+}
+
 /// Whether rows of `dim` floats, `stride` floats apart, from `base` on can be moved in pieces of kPieceFloats.
 inline bool TakesWidePieces(const void* base, int64_t dim, int64_t stride) {
   return dim % kPieceFloats == 0 && stride % kPieceFloats == 0 &&

@@ -23,13 +23,6 @@ struct DeviceBags {
   HVD_CTR_HD float weight(int64_t p) const { return weights == nullptr ? 1.0f : weights[p]; }
 };
 
-template <int32_t kFloats>
-HVD_CTR_HD inline Piece<kFloats> ZeroPiece() {
-  Piece<kFloats> piece;
-  for (int32_t i = 0; i < kFloats; ++i) piece.v[i] = 0.0f;
-  return piece;
-}
-
 /// sum += coefficient * term; kScaled: the coefficient is not 1.
 template <bool kScaled, int32_t kFloats>
 HVD_CTR_HD inline void AddPiece(float coefficient, const Piece<kFloats>& term, Piece<kFloats>* sum) {

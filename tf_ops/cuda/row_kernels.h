@@ -78,13 +78,6 @@ HVD_CTR_HD inline void StoreColumns(const Piece<kFloats>& piece, typename Rows::
   *reinterpret_cast<Elements<Rows, kFloats>*>(to) = stored;
 }
 
-template <int32_t kFloats>
-HVD_CTR_HD inline Piece<kFloats> ZeroPiece() {
-  Piece<kFloats> piece;
-  for (int32_t i = 0; i < kFloats; ++i) piece.v[i] = 0.0f;
-  return piece;
-}
-
 /// rows (n, dim) = rows at slots (n); kNoSlot gives zeros. A thread loads the slots of its kRepeats rows before the rows, and
 /// those before it stores any: enough loads are on their way for narrow rows too.
 template <typename Rows, int32_t kFloats>
