@@ -25,7 +25,10 @@ if [[ ! -f $build/CMakeCache.txt ]] && command -v ninja >/dev/null; then generat
 
 cuda=${HVD_CTR_CUDA:-${HVD_CTR_GPU:-0}}
 if [[ $cuda == 1 ]]; then
-  CUDACXX=$("$root/launch/find_nvcc.sh")
+  CUDACXX=$("$root/launch/find_nvcc.sh" 2>&1) || {
+    echo "build_ops: error: the CUDA backend is asked for, and $CUDACXX; install the CUDA toolkit or set CUDACXX to its nvcc" >&2
+    exit 1
+  }
   export CUDACXX
 elif [[ $cuda != 0 ]]; then
   echo "build_ops: error: HVD_CTR_CUDA is '$cuda', allowed: 0, 1; set it to 1 for rows on GPUs" >&2

