@@ -74,7 +74,7 @@ Status MixCacheImpl::ReadHostChunk(const ReceivedKeys& received, Span<const int3
   runner->Run(sources.size(), kRowGrain, [this, records, rows, sources](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       float* record = records + i * record_floats_;
-      if (!found_[static_cast<size_t>(i)]) InitialRecord(move_keys_[static_cast<size_t>(i)], record);
+      if (!found_[static_cast<size_t>(i)]) FirstRow(move_keys_[static_cast<size_t>(i)], record);
       std::copy(record, record + dim_, rows + sources[i] * dim_);
     }
   });
@@ -247,6 +247,7 @@ Status MixCacheImpl::ImportChunk(int32_t table, int64_t begin, int64_t end, cons
       const int64_t source = sources_[static_cast<size_t>(begin + i)];
       float* record = records + i * record_floats_;
       std::copy(rows + source * dim_, rows + (source + 1) * dim_, record);
+      RoundRow(options_.row_type, dim_, record);
       if (state != nullptr) {
         std::copy(state + source * state_floats, state + (source + 1) * state_floats, record + dim_);
       } else {
