@@ -3,6 +3,6 @@
 
 namespace hvd_ctr {
 
-INSTANTIATE_TEST_SUITE_P(CudaOnCpu, BackendConformance, testing::Values(&MakeCudaOnCpuBackend));
+INSTANTIATE_TEST_SUITE_P(CudaOnCpu, BackendConformance, OfAllRowTypes(&MakeCudaOnCpuBackend), BackendCaseName);
 
 }  // namespace hvd_ctr

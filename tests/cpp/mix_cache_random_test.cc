@@ -22,6 +22,7 @@ struct Case {
   int threads;
   HostKind host = HostKind::kRam;
   bool life = false;  // Tables with min_count, max_idle_steps and max_rows.
+  RowType rows = RowType::kFloat32;
 };
 
 // A store on disk that keeps next to nothing in RAM: four records at most, and segments of two.
@@ -97,6 +98,7 @@ class Program {
       options.tables[2].max_idle_steps = 1 + Dice(12);
       for (TableOptions& table : options.tables) table.sweep_every_steps = 1 + Dice(4);
     }
+    options.row_type = parameters.rows;
     options.policy = parameters.policy;
     options.window = 3;
     options.world_size = parameters.world_size;
@@ -277,7 +279,7 @@ class Program {
       ids.push_back(id);
       refused = refused || pinned.count({table, id}) > 0;
       expected_foreign += !model_.Owned(table, id);
-      for (int32_t d = 0; d < options_.dim; ++d) rows.push_back(static_cast<float>(Dice(1000)));
+      for (int32_t d = 0; d < options_.dim; ++d) rows.push_back(static_cast<float>(Dice(1000)) * 0.37f);
       for (size_t s = 0; s < state_floats; ++s) state.push_back(static_cast<float>(1 + Dice(50)));
     }
     const bool with_state = Dice(2) == 0;
@@ -374,6 +376,13 @@ TEST_P(MixCacheRandomTest, EveryRowEqualsTheReferenceBitForBit) {
   }
 }
 
+std::string CaseName(const testing::TestParamInfo<Case>& info) {
+  const Case& given = info.param;
+  return PolicyName(given.policy) + "Optimizer" + std::to_string(static_cast<int>(given.optimizer)) + "Ranks" +
+         std::to_string(given.world_size) + (given.host == HostKind::kDisk ? "Disk" : "") + (given.life ? "Life" : "") +
+         (given.rows == RowType::kFloat32 ? "" : RowTypeName(given.rows));
+}
+
 INSTANTIATE_TEST_SUITE_P(Programs, MixCacheRandomTest,
                          testing::Values(Case{EvictionPolicyKind::kLru, OptimizerKind::kAdagrad, 1, 1},
                                          Case{EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 1, 1},
@@ -397,12 +406,21 @@ INSTANTIATE_TEST_SUITE_P(Programs, MixCacheRandomTest,
                                          Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1, HostKind::kRam, true},
                                          Case{EvictionPolicyKind::kLru, OptimizerKind::kAdam, 2, 1, HostKind::kDisk, true},
                                          Case{EvictionPolicyKind::kLookahead, OptimizerKind::kSgd, 1, 1, HostKind::kDisk, true}),
-                         [](const auto& info) {
-                           return PolicyName(info.param.policy) + "Optimizer" +
-                                  std::to_string(static_cast<int>(info.param.optimizer)) + "Ranks" +
-                                  std::to_string(info.param.world_size) + (info.param.host == HostKind::kDisk ? "Disk" : "") +
-                                  (info.param.life ? "Life" : "");
-                         });
+                         &CaseName);
+
+std::vector<Case> NarrowCases() {
+  std::vector<Case> cases;
+  for (const RowType rows : {RowType::kFloat16, RowType::kBfloat16}) {
+    cases.push_back({EvictionPolicyKind::kLru, OptimizerKind::kAdagrad, 1, 1, HostKind::kRam, false, rows});
+    cases.push_back({EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 2, 3, HostKind::kDisk, false, rows});
+    cases.push_back({EvictionPolicyKind::kFreq, OptimizerKind::kFtrl, 2, 1, HostKind::kRam, false, rows});
+    cases.push_back({EvictionPolicyKind::kLookahead, OptimizerKind::kRowWiseAdagrad, 1, 1, HostKind::kRam, true, rows});
+    cases.push_back({EvictionPolicyKind::kClock, OptimizerKind::kSgd, 2, 1, HostKind::kDisk, true, rows});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(NarrowRows, MixCacheRandomTest, testing::ValuesIn(NarrowCases()), &CaseName);
 
 }  // namespace
 }  // namespace hvd_ctr

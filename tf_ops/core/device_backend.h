@@ -1,7 +1,10 @@
 // DeviceBackend: the device tier. Holds S records of (row | optimizer state) and runs the five row kernels. It knows slots, never
 // ids; it decides nothing. Every backend passes tests/cpp/backend_conformance.h.
 //
-// Record: dim floats of row followed by state_floats floats of optimizer state, contiguous (`record_floats` in all).
+// Record: dim floats of row followed by state_floats floats of optimizer state, contiguous (`record_floats` in all). So it is in
+// host memory and in every call. On the device the row's values are of the RowType (row_type.h), and the state is float32: what
+// stores a row (StoreRecords, StoreFirstRecords, UpdateRows) rounds it, what reads one widens it, which is exact. UpdateRows
+// computes in float32 on the widened row.
 //
 // Memory: `rows`, `gradients` and `sums` are where the backend's kernels run, its device memory; slots, keys, tables, inverse,
 // positions and records are host memory, which the caller may reuse as soon as a call returns. For the CPU both are the same.
@@ -17,6 +20,7 @@
 
 #include "tf_ops/core/options.h"
 #include "tf_ops/core/row_math.h"
+#include "tf_ops/core/row_type.h"
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"
 
@@ -39,8 +43,9 @@ class DeviceBackend {
  public:
   virtual ~DeviceBackend() = default;
 
-  /// Allocates `slots` records of (dim + state_floats) floats. Call once. RESOURCE_EXHAUSTED with the bytes asked for.
-  virtual Status Allocate(int64_t slots, int32_t dim, int32_t state_floats) = 0;
+  /// Allocates `slots` records of dim columns of row_type and state_floats floats. Call once. RESOURCE_EXHAUSTED with the bytes
+  /// asked for.
+  virtual Status Allocate(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type = RowType::kFloat32) = 0;
   virtual int64_t allocated_bytes() const = 0;
 
   /// Loads n records from host memory: records (n, record_floats) -> slots (n). Slots must be distinct.

@@ -37,7 +37,8 @@ MixCacheImpl::MixCacheImpl(const MixCacheOptions& options, std::unique_ptr<Devic
 
 Status MixCacheImpl::Allocate() {
   return Guard("the metadata of the cache slots (lower embedding.cache.slots)", [this]() -> Status {
-    HVD_CTR_RETURN_IF_ERROR(backend_->Allocate(options_.slots, options_.dim, static_cast<int32_t>(record_floats_ - dim_)));
+    HVD_CTR_RETURN_IF_ERROR(
+        backend_->Allocate(options_.slots, options_.dim, static_cast<int32_t>(record_floats_ - dim_), options_.row_type));
     HVD_CTR_RETURN_IF_ERROR(directory_.Allocate(options_.slots));
     policy_ = MakeEvictionPolicy(options_.policy, options_.slots, options_.window);
     AssignHuge(static_cast<size_t>(options_.slots), 0, &pins_);
@@ -204,8 +205,9 @@ float* MixCacheImpl::Staging(int64_t rows) {
   return staging_.data();
 }
 
-void MixCacheImpl::InitialRecord(const Key& key, float* record) const {
-  InitialRecordOf(row_inits_[static_cast<size_t>(key.table)], key.id, options_.dim, record_floats_, record);
+void MixCacheImpl::FirstRow(const Key& key, float* row) const {
+  InitialRowOf(row_inits_[static_cast<size_t>(key.table)], key.id, options_.dim, row);
+  RoundRow(options_.row_type, dim_, row);
 }
 
 Status MixCacheImpl::FillSlots(Span<const Key> keys, Span<const Slot> slots, uint8_t* found, bool* overwritten,

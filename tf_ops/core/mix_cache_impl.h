@@ -138,7 +138,8 @@ class MixCacheImpl final : public MixCache {
   Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, TaskRunner* runner) {
     return backend_->StoreFirstRecords(slots, keys, {row_inits_, static_cast<int32_t>(dim_), record_floats_}, runner);
   }
-  void InitialRecord(const Key& key, float* record) const;
+  /// First value (D) of the key's row, as the device would give it.
+  void FirstRow(const Key& key, float* row) const;
   float* Staging(int64_t rows);
   /// No exception leaves the cache: running out of memory becomes RESOURCE_EXHAUSTED.
   template <typename Function>

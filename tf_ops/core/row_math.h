@@ -153,12 +153,16 @@ HVD_CTR_ROW_INLINE float InitialColumnOf(const RowInit& init, int64_t id, int32_
   return 0.0f;
 }
 
+/// First optimizer state (state_floats >= accumulators): padding is 0.
+HVD_CTR_ROW_INLINE void InitialStateOf(const RowInit& init, int64_t state_floats, float* state) {
+  for (int64_t j = 0; j < init.accumulators; ++j) state[j] = init.accumulator;
+  for (int64_t j = init.accumulators; j < state_floats; ++j) state[j] = 0.0f;
+}
+
 /// First record (record_floats >= dim): row, then state.
 HVD_CTR_ROW_INLINE void InitialRecordOf(const RowInit& init, int64_t id, int32_t dim, int64_t record_floats, float* record) {
   InitialRowOf(init, id, dim, record);
-  const int64_t accumulators_end = int64_t{dim} + init.accumulators;
-  for (int64_t j = dim; j < accumulators_end; ++j) record[j] = init.accumulator;
-  for (int64_t j = accumulators_end; j < record_floats; ++j) record[j] = 0.0f;
+  InitialStateOf(init, record_floats - dim, record + dim);
 }
 
 /// One row; see InitialRowOf.
@@ -169,9 +173,7 @@ HVD_CTR_HD inline void InitialRow(const InitializerOptions& options, uint64_t se
 
 /// First optimizer state of one row: StateFloats(options, dim) floats.
 HVD_CTR_HD inline void InitialState(const RowOptimizerOptions& options, int32_t dim, float* state) {
-  const RowInit init = MakeRowInit(InitializerOptions(), options, 0, 0, dim);
-  const int32_t floats = StateFloats(options, dim);
-  for (int32_t j = 0; j < floats; ++j) state[j] = j < init.accumulators ? init.accumulator : 0.0f;
+  InitialStateOf(MakeRowInit(InitializerOptions(), options, 0, 0, dim), StateFloats(options, dim), state);
 }
 
 // ---------------------------------------------------------------------------------------------------------- update rules

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <vector>
 
 #include "tf_ops/core/backend_checks.h"
 #include "tf_ops/core/row_math.h"
@@ -40,31 +41,47 @@ class Arena {
       // Advice only: without transparent huge pages the arena works, at about 1.6 times the time per random row.
       (void)madvise(reinterpret_cast<void*>(begin), static_cast<size_t>(bytes), MADV_HUGEPAGE);
     }
-    data_ = reinterpret_cast<float*>(begin);
+    data_ = reinterpret_cast<uint8_t*>(begin);
     return true;
   }
-  float* data() const { return data_; }
+  uint8_t* data() const { return data_; }
 
  private:
   void* mapping_ = nullptr;
   int64_t mapped_bytes_ = 0;
-  float* data_ = nullptr;
+  uint8_t* data_ = nullptr;
+};
+
+/// A row (dim) of floats in the running thread, where rows that are stored narrower are computed on.
+class ScratchRow {
+ public:
+  explicit ScratchRow(const Records& records) {
+    if (records.row_type != RowType::kFloat32 && records.dim > kShort) long_.resize(static_cast<size_t>(records.dim));
+  }
+  float* data() { return long_.empty() ? short_ : long_.data(); }
+
+ private:
+  static constexpr int32_t kShort = 2048;
+  alignas(64) float short_[kShort];
+  std::vector<float> long_;
 };
 
 class CpuBackend final : public DeviceBackend {
  public:
-  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats) override {
+  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type) override {
     HVD_CTR_RETURN_IF_ERROR(checks_.Allocate(slots, dim, state_floats));
     records_.dim = dim;
     records_.record_floats = dim + state_floats;
-    records_.stride = CpuRecordStride(records_.record_floats);
+    records_.row_type = row_type;
+    const CpuRecordLayout layout = LayOutCpuRecords(row_type, dim, state_floats);
+    records_.stride = layout.stride_bytes;
+    records_.state_offset = layout.state_offset_bytes;
     int64_t bytes = 0;
-    const bool fits = !__builtin_mul_overflow(slots, records_.stride * int64_t{sizeof(float)}, &bytes);
+    const bool fits = !__builtin_mul_overflow(slots, records_.stride, &bytes);
     if (!fits || bytes > std::numeric_limits<int64_t>::max() - kHugePage || !arena_.Map(bytes)) {
       return MakeStatus(StatusCode::kResourceExhausted, "CpuBackend::Allocate: no memory for ", slots, " slots of ",
-                        records_.stride * int64_t{sizeof(float)}, " bytes (", fits ? bytes : std::numeric_limits<int64_t>::max(),
-                        fits ? "" : " or more", " bytes in all): ", fits ? std::strerror(errno) : "address space exceeded",
-                        "; lower cache.slots");
+                        records_.stride, " bytes (", fits ? bytes : std::numeric_limits<int64_t>::max(), fits ? "" : " or more",
+                        " bytes in all): ", fits ? std::strerror(errno) : "address space exceeded", "; lower cache.slots");
     }
     records_.arena = arena_.data();
     bytes_ = bytes;
@@ -86,7 +103,8 @@ class CpuBackend final : public DeviceBackend {
   Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init, TaskRunner* runner) override {
     HVD_CTR_RETURN_IF_ERROR(checks_.FirstRecords(slots, keys, init.tables.size(), init.dim, init.record_floats));
     ForRows(runner, slots.size(), records_.record_floats, [&](int64_t begin, int64_t end) {
-      WriteFirstRecords(records_, slots.subspan(begin, end - begin), keys.data() + begin, init.tables);
+      ScratchRow row(records_);
+      WriteFirstRecords({&records_, slots.subspan(begin, end - begin), keys.data() + begin, init.tables.data(), row.data()});
     });
     return Status::Ok();
   }
@@ -122,13 +140,14 @@ class CpuBackend final : public DeviceBackend {
                     TaskRunner* runner) override {
     HVD_CTR_RETURN_IF_ERROR(checks_.Update(slots, tables, optimizers));
     ForRows(runner, slots.size(), records_.record_floats, [&](int64_t begin, int64_t end) {
+      ScratchRow row(records_);
       // One call per run of equal table: keys come grouped by table, so runs are long.
       for (int64_t k = begin; k < end;) {
         int64_t stop = k + 1;
         while (stop < end && tables[stop] == tables[k]) ++stop;
         const RowOptimizerOptions& options = optimizers[tables[k]];
         const RowUpdate update = MakeRowUpdate(options, step, options.learning_rate * learning_rate_scale);
-        UpdateRecords(options.kind, {&records_, slots.data() + k, gradients + k * records_.dim, stop - k, &update});
+        UpdateRecords(options.kind, {&records_, slots.data() + k, gradients + k * records_.dim, stop - k, &update, row.data()});
         k = stop;
       }
     });
@@ -150,10 +169,18 @@ class CpuBackend final : public DeviceBackend {
 
 }  // namespace
 
-int64_t CpuRecordStride(int64_t record_floats) {
-  const int64_t lines = (record_floats + kLineFloats - 1) / kLineFloats * kLineFloats;
-  if (4 * (lines - record_floats) <= record_floats) return lines;
-  return record_floats <= 2 ? record_floats : (record_floats + 3) / 4 * 4;
+CpuRecordLayout LayOutCpuRecords(RowType row_type, int32_t dim, int64_t state_floats) {
+  constexpr int64_t kFloat = sizeof(float), kLine = kLineFloats * kFloat;
+  CpuRecordLayout layout;
+  layout.state_offset_bytes = (int64_t{dim} * RowElementBytes(row_type) + kFloat - 1) / kFloat * kFloat;
+  const int64_t bytes = layout.state_offset_bytes + state_floats * kFloat;
+  const int64_t lines = (bytes + kLine - 1) / kLine * kLine;
+  if (4 * (lines - bytes) <= bytes) {
+    layout.stride_bytes = lines;
+  } else {
+    layout.stride_bytes = bytes <= 2 * kFloat ? bytes : (bytes + 4 * kFloat - 1) / (4 * kFloat) * (4 * kFloat);
+  }
+  return layout;
 }
 
 std::unique_ptr<DeviceBackend> MakeCpuBackend() { return std::make_unique<CpuBackend>(); }

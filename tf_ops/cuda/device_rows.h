@@ -75,10 +75,7 @@ class DeviceRows final : public DeviceBackend {
   DeviceRows& operator=(const DeviceRows&) = delete;
   ~DeviceRows() override;
 
-  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats) override {
-    return AllocateRows(slots, dim, state_floats, RowType::kFloat32);
-  }
-  Status AllocateRows(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type);
+  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type) override;
   /// Of the arena; staging memory and workspaces come on top of it.
   int64_t allocated_bytes() const override { return bytes_; }
 

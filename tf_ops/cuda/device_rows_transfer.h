@@ -22,7 +22,7 @@ DeviceRows<Runtime>::~DeviceRows() {
 }
 
 template <typename Runtime>
-Status DeviceRows<Runtime>::AllocateRows(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type) {
+Status DeviceRows<Runtime>::Allocate(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type) {
   HVD_CTR_RETURN_IF_ERROR(checks_.Allocate(slots, dim, state_floats));
   HVD_CTR_RETURN_IF_ERROR(runtime_.Bind());
   const RecordLayout layout = MakeRecordLayout(row_type, dim, state_floats);
