@@ -32,9 +32,10 @@ class RuntimePool final : public DevicePool {
   RuntimePool& operator=(const RuntimePool&) = delete;
   ~RuntimePool() override {
     // Freeing waits for what uses the memory.
+    if (!has_uploads_) return;
     (void)runtime_.Use().ok();
     staging_.Destroy(runtime_);
-    if (has_uploads_) runtime_.DestroyStream(uploads_);
+    runtime_.DestroyStream(uploads_);
   }
 
   Status PoolRows(const Bags& bags, const float* rows, int64_t unique, int32_t dim, float* out, const BagPlaces& places,
@@ -118,7 +119,7 @@ class RuntimePool final : public DevicePool {
       return MakeStatus(StatusCode::kInvalidArgument, "CopyBeside: ", beside.samples, " samples (allowed >= 0) of ",
                         beside.columns, " columns, ", beside.stride, " floats apart (allowed: at least the columns)");
     }
-    HVD_CTR_RETURN_IF_ERROR(runtime_.Use());
+    HVD_CTR_RETURN_IF_ERROR(Prepare());
     const RowLayout layout = MakeRowLayout(beside.samples, static_cast<int32_t>(beside.columns));
     return runtime_.Launch("columns beside the pooled vectors", layout.geometry(),
                            CopyColumnsKernel{layout, beside.from, beside.to, beside.stride}, stream);
@@ -187,12 +188,12 @@ class RuntimePool final : public DevicePool {
     return CheckBagCounts(call, bags);
   }
 
-  Status CheckVectors(const char* call, const DeviceVectors& v) const {
+  Status CheckVectors(const char* call, const DeviceVectors& v) {
     if (v.samples < 0 || v.features < 1 || v.dim < 1 || v.features > kMostColumns || v.dim > kMostColumns) {
       return MakeStatus(StatusCode::kInvalidArgument, call, ": vectors of shape (", v.samples, ", ", v.features, ", ", v.dim,
                         "), allowed: samples >= 0, features and dim 1 .. ", kMostColumns);
     }
-    return runtime_.Use();
+    return Prepare();
   }
 
   static StagedBags Plan(const Bags& bags, CallAreas* areas) {
@@ -219,8 +220,7 @@ class RuntimePool final : public DevicePool {
   /// fill(memory) writes the staged areas, which come to the device; launch(memory) -> Status launches on the stream.
   template <typename FillStaged, typename Launches>
   Status Call(const CallAreas& areas, Stream stream, const FillStaged& fill, const Launches& launch) {
-    HVD_CTR_RETURN_IF_ERROR(runtime_.Use());
-    HVD_CTR_RETURN_IF_ERROR(MakeUploads());
+    HVD_CTR_RETURN_IF_ERROR(Prepare());
     StagingBlock* block = nullptr;
     HVD_CTR_RETURN_IF_ERROR(staging_.Take(runtime_, areas.staged_bytes(), areas.bytes(), &block));
     const CallMemory memory(block);
@@ -230,11 +230,15 @@ class RuntimePool final : public DevicePool {
     return staging_.GiveBack(runtime_, block, stream, status);
   }
 
-  Status MakeUploads() {
+  /// First of every call: the first call's current device stays the pool's.
+  Status Prepare() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!has_uploads_) HVD_CTR_RETURN_IF_ERROR(runtime_.NewStream(&uploads_));
+    if (!has_uploads_) {
+      HVD_CTR_RETURN_IF_ERROR(runtime_.Bind());
+      HVD_CTR_RETURN_IF_ERROR(runtime_.NewStream(&uploads_));
+    }
     has_uploads_ = true;
-    return Status::Ok();
+    return runtime_.Use();
   }
 
   Status Upload(StagingBlock* block, int64_t bytes, Stream stream) const {
@@ -275,9 +279,9 @@ class RuntimePool final : public DevicePool {
   /// So many calls may be on their way before the caller waits for the first.
   static constexpr int kBlocks = 4;
 
-  const Runtime runtime_;
+  Runtime runtime_;
   StagingPool<Runtime> staging_{kBlocks};
-  std::mutex mutex_;  // Over the making of uploads_.
+  std::mutex mutex_;  // Over Prepare.
   bool has_uploads_ = false;
   Stream uploads_ = nullptr;
 };
