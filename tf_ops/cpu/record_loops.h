@@ -60,7 +60,8 @@ class RecordLoops {
   /// floats: of the record in float32.
   HVD_CTR_SIMD_BODY static void PrefetchSlot(const Records& records, Span<const Slot> slots, int64_t i, int64_t floats) {
     if (i >= slots.size() || slots[i] == kNoSlot) return;
-    if (!kWide) floats = floats <= records.dim ? (floats + 1) / 2 : floats - records.dim / 2;
+    // Narrow records seldom begin at a line, so that their ends lie in one line more.
+    if (!kWide) floats = kLineFloats - 1 + (floats <= records.dim ? (floats + 1) / 2 : floats - records.dim / 2);
     PrefetchRecord(reinterpret_cast<const float*>(records.at(slots[i])), floats);
   }
 
@@ -163,9 +164,11 @@ class RecordLoops {
         if constexpr (kWide) {
           UpdateRowOf<kKind>(update, gradient, dim, row, row + dim);
         } else {
-          WidenRow(row, dim, run.row);
-          UpdateRowOf<kKind>(update, gradient, dim, run.row, StateAt(records, slots[k]));
-          NarrowRow(run.row, dim, row);
+          float fixed[kDim > 0 ? kDim : 1];  // Of a known width: may stay in registers.
+          float* const wide = kDim > 0 ? fixed : run.row;
+          WidenRow(row, dim, wide);
+          UpdateRowOf<kKind>(update, gradient, dim, wide, StateAt(records, slots[k]));
+          NarrowRow(wide, dim, row);
         }
       }
     }
