@@ -27,7 +27,11 @@ jobs=${HVD_CTR_JOBS:-$(nproc)}
 [[ $gpu == 0 || $gpu == 1 ]] || fail "HVD_CTR_GPU is '$gpu', allowed: 0, 1" "set it to 1 for TensorFlow with GPU support"
 
 tensorflow=tensorflow-cpu
-if [[ $gpu == 1 ]]; then tensorflow="tensorflow[and-cuda]"; fi
+other_tensorflow=tensorflow
+if [[ $gpu == 1 ]]; then
+  tensorflow="tensorflow[and-cuda]"
+  other_tensorflow=tensorflow-cpu
+fi
 build_tools=(setuptools wheel packaging cmake ninja)
 packages=("$tensorflow" keras numpy protobuf tensorboard cloudpickle psutil pydantic pyyaml isal pyarrow datasketches rich matplotlib
   pytest pytest-timeout hypothesis allpairspy ruff mypy types-pyyaml clang-format)
@@ -109,6 +113,8 @@ make_venv() {
 install_pins() { "$venv/bin/python" -m pip install --disable-pip-version-check --no-input -c "$root/launch/constraints.txt" "$@"; }
 
 install_packages() {
+  # Both have the same files: to uninstall one later would take those of the other.
+  "$venv/bin/python" -m pip uninstall --disable-pip-version-check --yes "$other_tensorflow"
   install_pins "${build_tools[@]}"
   install_pins "${packages[@]}"
   if [[ $mpi == system ]]; then

@@ -8,24 +8,26 @@
 #   mypy        types of hvd_ctr                                cpp        GoogleTest with AddressSanitizer and UBSan
 #   tsan        GoogleTest with ThreadSanitizer                 unit       pytest tests/unit
 #   launch      pytest tests/launch (scripts, several ranks)    parallel   pytest tests/parallel on 1, 2 and 4 ranks
+#   cuda        the CUDA backend without a GPU: its kernels in loops on a stand-in for a GPU, and compiled where there is nvcc
 #
 #   TSAN=1                       adds the tsan stage to a full run
 #   HVD_CTR_TEST_RANKS="1 2 4"   the sizes of the parallel stage
 #   HVD_CTR_ALL_TESTS=1          all tests also with more ranks than cores
 #   HVD_CTR_FULL_MATRIX=1        the exactness matrix as the full product: about 370 runs per number of ranks instead of 5 to 20
 #   HVD_CTR_LONG=1               kill -9 at 20 moments instead of 2
+#   HVD_CTR_CUDA_ARCHS="90"      the GPUs of the cuda stage instead of "75;90;120"
 #   HVD_CTR_NO_SYSTEM_GTEST=1    takes GoogleTest from Debian's package, as on a machine that has none
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$root"
 
-all_stages=(format ruff mypy cpp unit launch parallel)
-if [[ ${TSAN:-0} == 1 ]]; then all_stages=(format ruff mypy cpp tsan unit launch parallel); fi
+all_stages=(format ruff mypy cpp unit launch parallel cuda)
+if [[ ${TSAN:-0} == 1 ]]; then all_stages=(format ruff mypy cpp tsan unit launch parallel cuda); fi
 stages=("$@")
 if (($# == 0)); then stages=("${all_stages[@]}"); fi
 for stage in "${stages[@]}"; do
-  [[ " format ruff mypy cpp tsan unit launch parallel " == *" $stage "* ]] ||
-    fail "there is no stage '$stage'" "choose from: format ruff mypy cpp tsan unit launch parallel"
+  [[ " format ruff mypy cpp tsan unit launch parallel cuda " == *" $stage "* ]] ||
+    fail "there is no stage '$stage'" "choose from: format ruff mypy cpp tsan unit launch parallel cuda"
 done
 
 # --- The stages
@@ -88,6 +90,35 @@ stage_parallel() {
   HVD_CTR_TRANSPORT=horovod "$root/launch/run_parallel_tests.sh" 2 tests/parallel/test_{comm,equivalence,exchange,lookup_and_update,pipeline}.py ||
     failed=1
   return "$failed"
+}
+
+# Without a GPU: what runs here is all but the device itself.
+stage_cuda() {
+  local failed=0 stand_in=(-p tests.support.stand_in_gpu) nvcc
+  echo "--- on a stand-in for a GPU, the kernels of the CUDA backend in loops"
+  python -m pytest "${stand_in[@]}" tests/unit/test_gpu_placement.py tests/unit/test_ops_{cache,pooling}.py || failed=1
+  "$root/launch/run_parallel_tests.sh" 2 "${stand_in[@]}" tests/parallel/test_{equivalence,lookup_and_update}.py || failed=1
+  nvcc=$("$root/launch/find_nvcc.sh" 2>&1) || {
+    echo "--- the CUDA code is not compiled: $nvcc"
+    return "$failed"
+  }
+  compile_cuda "$nvcc" || failed=1
+  return "$failed"
+}
+
+# Everything for GPUs, in the folder of the usual build: only the device code and what knows of it is compiled. The library must
+# load on a machine without a GPU, and serve its CPUs.
+compile_cuda() {
+  local library=$root/build/cuda/libhvd_ctr_ops.so
+  echo "--- compiled by $1, without warnings and spilled registers"
+  CUDACXX=$1 HVD_CTR_CUDA=1 HVD_CTR_CUDA_ARCHS=${HVD_CTR_CUDA_ARCHS:-75;90;120} \
+    "$root/launch/build_ops.sh" "$venv/bin/python" "$(dirname "$library")" >"$log_folder/cuda.log" 2>&1 || {
+    tail -n 60 "$log_folder/cuda.log"
+    return 1
+  }
+  python launch/ptxas_report.py build/release || return 1
+  echo "--- that library, on the CPUs of this machine"
+  HVD_CTR_LIBRARY=$library python -m pytest tests/unit/test_gpu_kernels.py tests/unit/test_ops_ids.py
 }
 
 # --- Main

@@ -1,4 +1,4 @@
-"""Every op has a kernel for CPUs and one for GPUs, and what is where on a GPU is what it should be."""
+"""Every op has a kernel for CPUs and one for GPUs, and what is in which memory there; without a GPU nothing changes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
-from hvd_ctr.ops import native
+from hvd_ctr import launcher
+from hvd_ctr.ops import native, placement
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,8 +99,6 @@ def test_a_wrong_backend_is_named(value: str) -> None:
 
 
 def test_without_a_gpu_no_op_is_given_a_device() -> None:
-    from hvd_ctr.ops import placement
-
     if tf.config.list_physical_devices("GPU"):
         pytest.skip("there is a GPU")
     assert not placement.has_gpu() and not placement.rows_on_gpu()
@@ -112,3 +112,19 @@ def test_without_a_gpu_no_op_is_given_a_device() -> None:
 
     operations = step.get_concrete_function(tf.TensorSpec([None], tf.int64)).graph.get_operations()
     assert {operation.device for operation in operations} == {""}
+
+
+def test_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[Any] = []
+    gpus = [tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(2)]
+    monkeypatch.setattr(launcher.tf.config, "list_physical_devices", lambda kind: gpus)
+    monkeypatch.setattr(launcher.tf.config, "set_visible_devices", lambda device, kind: chosen.append(device))
+    monkeypatch.setattr(launcher.tf.config.experimental, "set_memory_growth", lambda device, on: chosen.append(on))
+    assert launcher.use_gpu(1, 2) == "GPU 1 of 2"
+    assert chosen == [gpus[1], True]
+    with pytest.raises(RuntimeError, match="3 ranks were started on this machine, but it has 2 GPUs"):
+        launcher.use_gpu(0, 3)
+    del gpus[1]
+    assert launcher.use_gpu(3, 4) == "GPU 0 of 1"  # the launcher has given each process one of its own
+    gpus.clear()
+    assert launcher.use_gpu(0, 1) == ""
