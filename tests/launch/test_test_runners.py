@@ -62,7 +62,9 @@ def test_a_hang_is_killed_at_the_limit(tmp_path: Path) -> None:
 def test_an_unknown_stage() -> None:
     done = run_here(["launch/test.sh", "unit", "nonsense"])
     assert done.returncode == 1
-    assert "there is no stage 'nonsense'; choose from: format ruff mypy cpp tsan unit launch parallel cuda" in done.stdout
+    assert (
+        "there is no stage 'nonsense'; choose from: format ruff mypy cpp tsan unit launch parallel cuda" in done.stdout
+    )
 
 
 def test_ci_runs_test_sh_and_nothing_else() -> None:
