@@ -99,7 +99,7 @@ def main(arguments: list[str]) -> int:
     if not kernels:
         print(f"{options.folder} holds no log that names a kernel; build hvd_ctr_cuda there", file=sys.stderr)
         return 1
-    print("\n".join(table(kernels, markdown=options.markdown)))
+    print("\n".join(table(kernels, markdown=options.markdown)), flush=True)
     bad = [kernel for kernel in kernels if kernel.spill_bytes]
     for kernel in bad:
         print(f"spills {kernel.spill_bytes} bytes on sm_{kernel.arch}: {kernel.symbol}", file=sys.stderr)

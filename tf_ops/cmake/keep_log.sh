@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# keep_log.sh OBJECT COMMAND...: runs a compiler and keeps what it says in OBJECT.log; shows it only where the compiler fails.
+# keep_log.sh OBJECT COMMAND...: runs a compiler and keeps what it says in OBJECT.log. Where it fails, all that is no statistics is
+# shown.
 log=$1.log
 shift
 mkdir -p "$(dirname "$log")"
 "$@" >"$log" 2>&1 || {
   status=$?
-  cat "$log"
+  grep -vE '^ptxas info|^ +[0-9]+ bytes stack frame' "$log"
   exit "$status"
 }
