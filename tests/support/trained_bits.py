@@ -32,7 +32,7 @@ class Pairs(keras.layers.Layer):
 def build() -> tuple[keras.Model, list[hvd_ctr.MixCacheEmbedding]]:
     """A model over a matrix of ids (B, 3), bags of two features, and dense columns (B, 2)."""
     number = next(_numbers)
-    cache = CacheConfig(slots=64, policy="lru")
+    cache = CacheConfig(slots=80, policy="lru")
     adam = SparseOptimizerConfig(kind="adam", learning_rate=0.05)
     matrix = [FeatureConfig(f"m{i}", table=TableConfig(f"t{i}", dim=4, optimizer=adam)) for i in range(3)]
     bags = [
@@ -40,7 +40,7 @@ def build() -> tuple[keras.Model, list[hvd_ctr.MixCacheEmbedding]]:
         for i in range(2)
     ]
     ids = keras.Input((3,), dtype="int64", name="ids")
-    dense = keras.Input((2,), name="dense")
+    dense = keras.Input((2,), name="columns")
     bag_inputs = {feature.name: keras.Input((3,), dtype="int64", name=feature.name) for feature in bags}
     weights = {f"w{i}": keras.Input((3,), name=f"w{i}") for i in range(2)}
     layers = [
@@ -52,16 +52,16 @@ def build() -> tuple[keras.Model, list[hvd_ctr.MixCacheEmbedding]]:
     joined = keras.layers.Concatenate()([keras.layers.Flatten()(vectors), Pairs()(vectors), tower])
     keras.utils.set_random_seed(7)
     output = keras.layers.Dense(1)(joined)
-    return keras.Model({"ids": ids, "dense": dense, **bag_inputs, **weights}, output), layers
+    return keras.Model({"ids": ids, "columns": dense, **bag_inputs, **weights}, output), layers
 
 
-def batch(seed: int, rows: int = 24) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+def batch(seed: int, rows: int = 16) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     """Inputs and labels (B, 1)."""
     random = np.random.default_rng(seed)
     inputs = {
-        "ids": random.integers(0, 60, (rows, 3)),
-        "dense": random.normal(size=(rows, 2)).astype(np.float32),
-        **{f"b{i}": random.integers(0, 40, (rows, 3)) for i in range(2)},
+        "ids": random.integers(0, 100, (rows, 3)),
+        "columns": random.normal(size=(rows, 2)).astype(np.float32),
+        **{f"b{i}": random.integers(0, 60, (rows, 3)) for i in range(2)},
         **{f"w{i}": random.uniform(0.5, 2.0, (rows, 3)).astype(np.float32) for i in range(2)},
     }
     labels = random.integers(0, 2, (rows, 1)).astype(np.float32)

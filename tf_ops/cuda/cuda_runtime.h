@@ -14,8 +14,8 @@
 namespace hvd_ctr {
 
 #if defined(__CUDACC__)
-/// Runs the kernel's blocks from first_block on. Four blocks of a multiprocessor: up to 64 registers per thread; left alone, ptxas
-/// spills one of a kernel that it squeezes into 48.
+/// Runs the kernel's blocks from first_block on. Four blocks of a multiprocessor: up to 64 registers per thread; left alone,
+/// ptxas spills one of a kernel that it squeezes into 48.
 template <typename Kernel>
 __global__ void __launch_bounds__(kBlockThreads, 4) RunKernel(const Kernel kernel, const int64_t first_block) {
   kernel(first_block + blockIdx.x, static_cast<int32_t>(threadIdx.x));
