@@ -74,8 +74,8 @@ int main(int argc, char** argv) { testing::InitGoogleTest(&argc, argv); return R
   gtest="the installed GoogleTest"
   gtest_include="" gtest_library="-lgtest"
 fi
-made=$build/${host:+host_}$arch${gtest_library:+_gtest}
-mkdir -p "$made" || fail "cannot make $made"
+made=$build/${host:+host_}$arch suite_objects=suites${gtest_library:+_gtest}
+mkdir -p "$made/$suite_objects" || fail "cannot make $made"
 
 common="-std=c++17 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -I."
 device_code="-std=c++17 -O3 -arch=$arch -fmad=false -prec-div=true -prec-sqrt=true -ftz=false -I."
@@ -86,9 +86,9 @@ tested="-DHVD_CTR_DEVICE_UNDER_TEST ${host:+-DHVD_CTR_CHECK_HOST} $gtest_include
 object() { echo "$made/$1.o $2 -c $3 -o $made/$1.o"; }
 objects() {
   if [ -n "$suites" ]; then
-    object suites_main "$cxx $common $tested" "$here/suites_main.cc"
+    object $suite_objects/main "$cxx $common $tested" "$here/suites_main.cc"
     for name in mix_cache_random mix_cache cuda_on_cpu mix_cache_threads; do
-      object "${name}_test" "$cxx $common $tested" "tests/cpp/${name}_test.cc"
+      object "$suite_objects/$name" "$cxx $common $tested" "tests/cpp/${name}_test.cc"
     done
   fi
   if [ -z "$host" ]; then
@@ -115,13 +115,13 @@ touch "$made/.built"
 
 library=() program=host_check
 for object in "$made"/*.o; do
-  case $object in */suites_main.o | *_test.o | */host_check.o | */gpu_check_cu.o) ;; *) library+=("$object") ;; esac
+  case $object in */host_check.o | */gpu_check_cu.o) ;; *) library+=("$object") ;; esac
 done
 link="$cxx"
 if [ -z "$host" ]; then link="$nvcc -arch=$arch" program=gpu_check_cu; fi
 $link "$made/$program.o" "${library[@]}" -lpthread -o "$made/check" || fail "linking the measurements"
 if [ -n "$suites" ]; then
-  $link "$made"/suites_main.o "$made"/*_test.o "${library[@]}" $gtest_library -lpthread -o "$made/suites" ||
+  $link "$made/$suite_objects"/*.o "${library[@]}" $gtest_library -lpthread -o "$made/$suite_objects/suites" ||
     fail "linking the suites"
 fi
 if [ "$arch" != native ]; then
@@ -131,7 +131,7 @@ fi
 if [ -n "$suites" ]; then
   say "suites, with $gtest"
   # The others are backends on the host.
-  "$made/suites" --gtest_brief=1 --gtest_filter='-*CudaOnCpu*:*Queued*:*Strict*' || fail "a suite on the device; see above"
+  "$made/$suite_objects/suites" --gtest_brief=1 --gtest_filter='-*CudaOnCpu*:*Queued*:*Strict*' || fail "a suite on the device; see above"
 fi
 if [ -z "$host" ] && command -v nvidia-smi >/dev/null; then
   fields=name,driver_version,clocks.current.sm,clocks.max.sm,clocks.current.memory,power.limit
