@@ -172,7 +172,7 @@ class ExportedRows(NamedTuple):
 
 def create(spec: MixCacheSpec) -> Tensor:
     """Creates a cache and returns its handle, a resource scalar; the cache is freed with the last reference to it. Its
-    cached rows are on the GPU where there is one (hvd_ctr/ops/placement.py), and all ops on it run there.
+    cached rows are on the GPU where there is one (hvd_ctr/ops/placement.py).
 
     May be called while a tf.function is traced: the cache is created once, outside the graph.
 
@@ -283,7 +283,8 @@ def lookup(handle: Tensor, ticket: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     Raises:
         tf.errors.FailedPreconditionError: the ticket is not open.
     """
-    rows, send_splits = native.ops().hvd_ctr_lookup(handle=handle, ticket=ticket)
+    with placement.on_rows_device():
+        rows, send_splits = native.ops().hvd_ctr_lookup(handle=handle, ticket=ticket)
     rows.set_shape((None, dim))
     return rows, send_splits
 
@@ -293,7 +294,8 @@ def read(handle: Tensor, received: Tensor, received_splits: Tensor, dim: int) ->
 
     Args and errors as in `prefetch`; dim is D, for the static shape.
     """
-    result = ReadRows(*native.ops().hvd_ctr_read(handle=handle, received=received, received_splits=received_splits))
+    with placement.on_rows_device():
+        result = ReadRows(*native.ops().hvd_ctr_read(handle=handle, received=received, received_splits=received_splits))
     result.rows.set_shape((None, dim))
     return result
 
@@ -335,9 +337,10 @@ def apply(handle: Tensor, ticket: Tensor, gradients: Tensor, learning_rate_scale
         tf.errors.FailedPreconditionError: the ticket is not open.
         tf.errors.InvalidArgumentError: gradients do not have the ticket's shape.
     """
-    return native.ops().hvd_ctr_apply(
-        handle=handle, ticket=ticket, gradients=gradients, learning_rate_scale=learning_rate_scale
-    )
+    with placement.on_rows_device():
+        return native.ops().hvd_ctr_apply(
+            handle=handle, ticket=ticket, gradients=gradients, learning_rate_scale=learning_rate_scale
+        )
 
 
 def release(handle: Tensor, ticket: Tensor) -> None:

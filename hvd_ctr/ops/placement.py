@@ -2,7 +2,7 @@
 made of them on the CPU. Without a GPU no op is given a device.
 
     with placement.on_rows_device():
-        handle = ...      # a cache lives where its handle was made, and there all ops run that take the handle
+        handle = ...      # a cache has its rows where its handle was made; the handle itself is the host's
     with placement.on_host():
         prepared = ...    # ids
 

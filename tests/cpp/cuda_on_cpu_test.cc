@@ -17,6 +17,9 @@ namespace hvd_ctr {
 
 INSTANTIATE_TEST_SUITE_P(CudaOnCpu, BackendConformance, OfAllRowTypes(&MakeCudaOnCpuBackend), BackendCaseName);
 INSTANTIATE_TEST_SUITE_P(Queued, BackendConformance, OfAllRowTypes(&MakeQueuedBackend), BackendCaseName);
+#if defined(HVD_CTR_DEVICE_UNDER_TEST)
+INSTANTIATE_TEST_SUITE_P(Device, BackendConformance, OfAllRowTypes(&MakeBackendUnderTest), BackendCaseName);
+#endif
 
 namespace {
 
@@ -191,6 +194,9 @@ std::vector<Pair> Pairs() {
   for (const RowType row_type : {RowType::kFloat32, RowType::kFloat16, RowType::kBfloat16}) {
     pairs.push_back({&MakeCudaOnCpuBackend, "CudaOnCpu", row_type});
     pairs.push_back({&MakeStrictBackend, "Strict", row_type});
+#if defined(HVD_CTR_DEVICE_UNDER_TEST)
+    pairs.push_back({&MakeBackendUnderTest, "Device", row_type});
+#endif
   }
   return pairs;
 }

@@ -8,8 +8,10 @@
 
 #include "tests/cpp/device_pool_conformance.h"
 #include "tests/cpp/host_facing_pool.h"
+#include "tests/cpp/test_backends.h"
 #include "tf_ops/cuda/bag_segments.h"
 #include "tf_ops/cuda/device_pool.h"
+#include "tf_ops/cuda/device_pool_impl.h"
 #include "tf_ops/cuda/host_runtime.h"
 
 namespace hvd_ctr {
@@ -19,7 +21,14 @@ std::unique_ptr<DevicePool> MakePool() {
   return std::make_unique<HostFacingPool<HostRuntime>>(MakeCudaPoolOnCpu(), HostRuntime());
 }
 
+/// On a device that runs nothing before it is waited for, whose memory the host cannot touch.
+std::unique_ptr<DevicePool> MakeQueuedPool() {
+  const QueuedRuntime runtime(NewQueuedDevice(false));
+  return std::make_unique<HostFacingPool<QueuedRuntime>>(std::make_unique<RuntimePool<QueuedRuntime>>(runtime), runtime);
+}
+
 INSTANTIATE_TEST_SUITE_P(CudaOnCpu, DevicePoolConformance, testing::Values(&MakePool));
+INSTANTIATE_TEST_SUITE_P(Queued, DevicePoolConformance, testing::Values(&MakeQueuedPool));
 
 TEST(BagSegmentsTest, PositionsOfEachIdAscend) {
   const std::vector<int32_t> ids = {2, 0, -1, 2, 2, 0};

@@ -19,6 +19,9 @@
 #include "tf_ops/cpu/cpu_backend.h"
 #include "tf_ops/cuda/cuda_backend.h"
 #include "tf_ops/cuda/device_rows.h"
+#if defined(HVD_CTR_DEVICE_UNDER_TEST)
+#include "tf_ops/cuda/check/device_under_test.h"
+#endif
 
 namespace hvd_ctr {
 
@@ -46,7 +49,13 @@ struct NamedBackend {
 };
 
 inline std::vector<NamedBackend> TestBackends() {
-  return {{"Cpu", &MakeCpuBackend}, {"CudaOnCpu", &MakeCudaOnCpuBackend}, {"Queued", &MakeQueuedBackend}};
+#if defined(HVD_CTR_DEVICE_UNDER_TEST)
+  // In tf_ops/cuda/check the CPU's place is the device's.
+  const NamedBackend first = {"Device", &MakeBackendUnderTest};
+#else
+  const NamedBackend first = {"Cpu", &MakeCpuBackend};
+#endif
+  return {first, {"CudaOnCpu", &MakeCudaOnCpuBackend}, {"Queued", &MakeQueuedBackend}};
 }
 
 inline std::string BackendName(const testing::TestParamInfo<NamedBackend>& info) { return info.param.name; }

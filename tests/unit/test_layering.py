@@ -100,6 +100,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
     ),
 ]
 BACKENDS = ("cpu", "cuda")
+CHECK = ("cuda", "check")
 
 
 def source_files(folder: str, *suffixes: str) -> list[Path]:
@@ -166,6 +167,8 @@ def forbidden_includes(path: Path, source: str) -> list[str]:
             problems += _forbidden_in_core(path, Path(include).stem)
         elif folder == "core":
             problems.append(f"{path} includes {include}; core/ knows no other folder")
+        elif path.parts[1:3] == CHECK:
+            continue  # A program on top: it runs all of the core, and the suites of tests/cpp.
         elif folder in BACKENDS:
             first_group = part[1] == "core" and core_level(Path(include).stem) == 0
             if not (first_group or part[1] == folder or include == "tf_ops/core/device_backend.h"):

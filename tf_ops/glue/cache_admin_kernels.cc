@@ -117,7 +117,7 @@ class MixCacheOp final : public OpKernel {
     Tensor* handle = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
     handle->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(new MixCacheResource(std::move(cache.value())), ctx->device()->name());
+        tensorflow::ResourceHandle::MakeRefCountingHandle(new MixCacheResource(std::move(cache.value())), HostNameOf(ctx));
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "tensorflow/core/common_runtime/input_colocation_exemption_registry.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/platform/env.h"
 #include "tf_ops/core/key_exchange.h"
@@ -300,6 +301,11 @@ class SweepOp final : public CacheOp {
     OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, deleted));
   }
 };
+
+// They are where the rows are, while the handle is the host's.
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdCtrLookup");
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdCtrRead");
+REGISTER_INPUT_COLOCATION_EXEMPTION("HvdCtrApply");
 
 HVD_CTR_REGISTER_KERNEL("HvdCtrPrefetch", PrefetchOp, "handle", "received", "received_splits", "ticket", "reply_splits",
                         "global_rows", "global_weight", "active_ranks");

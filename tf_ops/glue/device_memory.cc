@@ -5,6 +5,7 @@
 
 #include "tensorflow/core/framework/device.h"
 #include "tensorflow/core/framework/device_base.h"
+#include "tensorflow/core/util/device_name_utils.h"
 #include "tf_ops/cpu/cpu_backend.h"
 #include "tf_ops/cuda/cuda_backend.h"
 #include "xla/stream_executor/stream.h"
@@ -69,6 +70,14 @@ Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(const OpKernelContext* 
       break;
   }
   return MakeCpuBackend();
+}
+
+std::string HostNameOf(const OpKernelContext* ctx) {
+  tensorflow::DeviceNameUtils::ParsedName name;
+  if (!tensorflow::DeviceNameUtils::ParseFullName(ctx->device()->name(), &name)) return ctx->device()->name();
+  name.type = tensorflow::DEVICE_CPU;
+  name.id = 0;
+  return tensorflow::DeviceNameUtils::ParsedNameToString(name);
 }
 
 int CudaDeviceOf(const OpKernelContext* ctx) {

@@ -7,6 +7,7 @@
 #define HVD_CTR_GLUE_DEVICE_MEMORY_H_
 
 #include <memory>
+#include <string>
 
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -34,6 +35,9 @@ RowCode RowCodeOf(const tensorflow::OpKernelContext* ctx);
 
 /// The device tier on the device of the kernel. INVALID_ARGUMENT for another value of HVD_CTR_BACKEND.
 Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(const tensorflow::OpKernelContext* ctx);
+
+/// Full name of the CPU of the kernel's task: what belongs to the host is there, whatever device the kernel is on.
+std::string HostNameOf(const tensorflow::OpKernelContext* ctx);
 
 /// Number of the kernel's GPU as CUDA counts them in this process; -1 on another device.
 int CudaDeviceOf(const tensorflow::OpKernelContext* ctx);

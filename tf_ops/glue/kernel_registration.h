@@ -3,8 +3,8 @@
 //   HVD_CTR_REGISTER_KERNEL("HvdCtrLookup", LookupOp, "handle", "ticket", "send_splits");     // rows are in the device's memory
 //
 // The names after the class are the inputs and outputs that are in host memory on a GPU too; all others are in its memory. A test
-// compares them with the definitions of the ops. Every op has both kernels, also one that never touches a row: an op that takes
-// the handle of a cache runs where the cache is, and the cache is where the rows are.
+// compares them with the definitions of the ops. Every op has both kernels, also one that never touches a row: it must run
+// wherever a user, or TensorFlow, has placed it.
 #ifndef HVD_CTR_GLUE_KERNEL_REGISTRATION_H_
 #define HVD_CTR_GLUE_KERNEL_REGISTRATION_H_
 

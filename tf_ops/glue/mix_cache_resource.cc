@@ -71,7 +71,13 @@ int64_t MixCacheResource::MemoryUsed() const {
 }
 
 absl::Status LookupMixCache(tensorflow::OpKernelContext* ctx, tensorflow::core::RefCountPtr<MixCacheResource>* resource) {
-  return tensorflow::LookupResource(ctx, tensorflow::HandleFromInput(ctx, 0), resource);
+  // Not tensorflow::LookupResource, which wants the op to be on the handle's device.
+  const absl::StatusOr<MixCacheResource*> found = tensorflow::HandleFromInput(ctx, 0).GetResource<MixCacheResource>();
+  TF_RETURN_IF_ERROR(found.status());
+  if (*found == nullptr) return absl::NotFoundError("the handle is not one of HvdCtrMixCache");
+  (*found)->Ref();
+  resource->reset(*found);
+  return absl::OkStatus();
 }
 
 std::vector<int32_t> AskedRows(const ReceivedKeys& received) {

@@ -1,6 +1,10 @@
 // MixCacheResource: a MixCache as a TensorFlow resource, held by an anonymous ref-counted handle: it lives as long as a copy of
 // the handle does (an eager tensor in Python, a capture of a tf.function, an op that is running).
 //
+// The handle belongs to the host, also where the cached rows are on a GPU: TensorFlow places ops with the resources that they
+// take, and all but the three that carry rows (Lookup, Read, Apply) are the host's work. Were they on the GPU, TensorFlow would
+// take their figures there and back, and each time wait for what the GPU is busy with.
+//
 // It also remembers prefetches that failed on this rank only. Their tickets are negative; Lookup answers them with the error as
 // rows, so that the other ranks, which are already on their way into the row exchange, fail with the same message instead of
 // waiting.

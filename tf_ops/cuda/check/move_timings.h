@@ -11,7 +11,7 @@
 
 #include "tf_ops/cuda/check/bench_device.h"
 #include "tf_ops/cuda/check/report.h"
-#include "tf_ops/cuda/check/stream_runner.h"
+#include "tf_ops/cuda/check/bench_runner.h"
 
 namespace hvd_ctr {
 
@@ -89,7 +89,7 @@ class MoveBench {
 
   const BenchDevice<Runtime>& device_;
   const int32_t dim_;
-  StreamRunner runner_;
+  BenchRunner runner_;
   std::unique_ptr<DeviceBackend> backend_;
   DeviceArray<float, Runtime> row_{device_.runtime};
 };

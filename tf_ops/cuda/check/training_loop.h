@@ -18,7 +18,7 @@
 #include "tf_ops/core/mix_cache.h"
 #include "tf_ops/cuda/check/bench_device.h"
 #include "tf_ops/cuda/check/report.h"
-#include "tf_ops/cuda/check/stream_runner.h"
+#include "tf_ops/cuda/check/bench_runner.h"
 
 namespace hvd_ctr {
 
@@ -221,8 +221,8 @@ class TrainingLoop {
 
   const BenchDevice<Runtime>& device_;
   const LoopBatches batches_;
-  StreamRunner runner_;
-  StreamRunner prefetch_runner_;
+  BenchRunner runner_;
+  BenchRunner prefetch_runner_;
   DeviceArray<float, Runtime> rows_{device_.runtime}, gradients_{device_.runtime}, busy_{device_.runtime};
   int32_t busy_rounds_ = 0;
   int busy_launches_ = 0;

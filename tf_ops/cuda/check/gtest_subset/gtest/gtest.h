@@ -43,6 +43,7 @@ class Message {
     return *this;
   }
   std::string text() const { return text_.str(); }
+  friend std::ostream& operator<<(std::ostream& out, const Message& message) { return out << message.text(); }
 
  private:
   std::ostringstream text_;

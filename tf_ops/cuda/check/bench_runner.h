@@ -1,6 +1,6 @@
-// StreamRunner: a TaskRunner with threads of its own and a stream for the caller's device work.
-#ifndef HVD_CTR_CUDA_CHECK_STREAM_RUNNER_H_
-#define HVD_CTR_CUDA_CHECK_STREAM_RUNNER_H_
+// BenchRunner: a TaskRunner with threads of its own and a stream for the caller's device work.
+#ifndef HVD_CTR_CUDA_CHECK_BENCH_RUNNER_H_
+#define HVD_CTR_CUDA_CHECK_BENCH_RUNNER_H_
 
 #include <algorithm>
 #include <condition_variable>
@@ -16,12 +16,12 @@
 namespace hvd_ctr {
 
 /// ParallelFor is for one calling thread at a time.
-class StreamRunner final : public TaskRunner {
+class BenchRunner final : public TaskRunner {
  public:
-  StreamRunner(int threads, Stream stream) : stream_(stream) {
+  BenchRunner(int threads, Stream stream) : stream_(stream) {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { Work(); });
   }
-  ~StreamRunner() override {
+  ~BenchRunner() override {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       stop_ = true;
@@ -86,4 +86,4 @@ class StreamRunner final : public TaskRunner {
 
 }  // namespace hvd_ctr
 
-#endif  // HVD_CTR_CUDA_CHECK_STREAM_RUNNER_H_
+#endif  // HVD_CTR_CUDA_CHECK_BENCH_RUNNER_H_
