@@ -153,15 +153,14 @@ def included_files(source: str) -> list[str]:
 
 def forbidden_includes(path: Path, source: str) -> list[str]:
     """Problems of one C++ file, by its folder below tf_ops."""
-    # A program of its own, which stands above the core and the backends as the tests in C++ do.
-    folder = "check" if path.parts[1:3] == ("cuda", "check") else path.parts[1]
+    folder = path.parts[1]
     problems = []
     for include in included_files(source):
         part = include.split("/")
         if part[0] != "tf_ops":
             foreign = re.match(r"(tensorflow|xla|tsl|absl|Eigen|unsupported|google|horovod)/|(mpi|Python)\.h$", include)
             cuda = re.match(r"cu(da|b)|nv|thrust/", include)
-            if folder != "glue" and (foreign or (cuda and folder not in ("cuda", "check"))):
+            if folder != "glue" and (foreign or (cuda and folder != "cuda")):
                 problems.append(f"{path} includes {include}; only glue/ may know a framework, only cuda/ CUDA")
         elif folder == "core" and part[1] == "core":
             problems += _forbidden_in_core(path, Path(include).stem)
