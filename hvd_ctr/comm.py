@@ -43,6 +43,7 @@ import tensorflow as tf
 from hvd_ctr import launcher as launchers
 from hvd_ctr import transports
 from hvd_ctr.collective_inputs import match_rows, opaque_zeros, row_bytes
+from hvd_ctr.ops import placement
 from hvd_ctr.traffic import Traffic
 
 logger = logging.getLogger(__name__)
@@ -266,7 +267,7 @@ class HorovodComm(Comm):
             received, received_splits = self._transport_of(rows).alltoall(rows, row_splits, op_name)
             received_splits = tf.ensure_shape(received_splits, [self.size])
             bytes_of_a_row = row_bytes(rows)
-            with tf.device("CPU:0"):
+            with placement.on_host():
                 sent = self._for_others(row_splits) * bytes_of_a_row
                 self._traffic.count(kind, sent, self._for_others(received_splits) * bytes_of_a_row)
             return tf.ensure_shape(received, [None, *trailing]), received_splits
@@ -315,11 +316,9 @@ class HorovodComm(Comm):
         if not values:
             return []
 
-        def reduce(*inputs: tf.Tensor) -> list[tf.Tensor]:
-            return self._allreduce_in_graph(inputs, name, kind)
-
         specs = tuple(tf.TensorSpec(value.shape, value.dtype) for value in values)
-        return list(self._named(("allreduce_sum", name, kind, *specs), reduce, specs, tuple(values)))
+        key = ("allreduce_sum", name, kind, *specs)
+        return list(self._named(key, lambda *of: self._allreduce_in_graph(of, name, kind), specs, tuple(values)))
 
     def _allreduce_in_graph(self, values: Sequence[tf.Tensor], name: str, kind: str) -> list[tf.Tensor]:
         """One grouped allreduce per dtype: Horovod refuses mixed groups, and different dtypes are never fused with each
@@ -386,12 +385,17 @@ class HorovodComm(Comm):
         inputs: tuple[tf.Tensor, ...],
     ) -> Any:
         """Runs `body(*inputs)` in the graph being built, or eagerly through a tf.function kept under `key`."""
+
+        def placed(*tensors: tf.Tensor) -> Any:
+            with placement.near(tensors):
+                return body(*tensors)
+
         if not tf.executing_eagerly():
-            return body(*inputs)
+            return placed(*inputs)
         with self._lock:
             function = self._functions.get(key)
             if function is None:
-                function = tf.function(body, input_signature=specs, autograph=False, jit_compile=False)
+                function = tf.function(placed, input_signature=specs, autograph=False, jit_compile=False)
                 self._functions[key] = function
         return function(*inputs)
 

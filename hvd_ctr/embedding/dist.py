@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from hvd_ctr.collective_inputs import match_rows
 from hvd_ctr.comm import Comm
-from hvd_ctr.ops import mix_cache_ops, stage_ops
+from hvd_ctr.ops import mix_cache_ops, placement, stage_ops
 
 Tensor = Any
 
@@ -60,9 +60,10 @@ class RowExchange(abc.ABC):
         Returns:
             Received words int64 and their splits (W) int32.
         """
-        return stage_ops.timed(
-            "key exchange", send, lambda words: self.exchange(words, send_splits, f"{name}.keys", kind)
-        )
+        with placement.on_host():
+            return stage_ops.timed(
+                "key exchange", send, lambda words: self.exchange(words, send_splits, f"{name}.keys", kind)
+            )
 
     def output_dist(
         self, rows: Tensor, send_splits: Tensor, expected_splits: Tensor, name: str, kind: str = "rows"

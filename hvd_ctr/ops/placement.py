@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -56,6 +57,13 @@ def rows_on_gpu() -> bool:
 def on_rows_device() -> contextlib.AbstractContextManager[Any]:
     """Ops on rows, also the one that makes a cache."""
     return tf.device(_GPU) if rows_on_gpu() else contextlib.nullcontext()
+
+
+def near(tensors: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """What is done with tensors before and after they travel, where they are: on the host, if none of them is
+    floating-point; those may be on either side, and are left to TensorFlow.
+    """
+    return contextlib.nullcontext() if any(tensor.dtype.is_floating for tensor in tensors) else on_host()
 
 
 def on_host() -> contextlib.AbstractContextManager[Any]:

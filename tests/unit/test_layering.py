@@ -24,7 +24,7 @@ PYTHON_LAYERS: dict[str, set[str]] = {
     "traffic": set(),
     "ops": {"config", "stage_clock"},
     "transports": {"ops"},
-    "comm": {"config", "launcher", "collective_inputs", "traffic", "transports"},
+    "comm": {"config", "launcher", "collective_inputs", "traffic", "transports", "ops"},
     "data": {"config", "stage_clock", "ops"},
     "embedding": {"config", "collective_inputs", "comm", "ops"},
     "layers": {"config", "comm", "ops", "embedding"},
