@@ -303,9 +303,8 @@ class SweepOp final : public CacheOp {
 };
 
 // They are where the rows are, while the handle is the host's.
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdCtrLookup");
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdCtrRead");
-REGISTER_INPUT_COLOCATION_EXEMPTION("HvdCtrApply");
+using Exemption = tensorflow::input_colocation_exemption_registration::InputColocationExemptionRegistration;
+[[maybe_unused]] const Exemption exemptions[] = {Exemption("HvdCtrLookup"), Exemption("HvdCtrRead"), Exemption("HvdCtrApply")};
 
 HVD_CTR_REGISTER_KERNEL("HvdCtrPrefetch", PrefetchOp, "handle", "received", "received_splits", "ticket", "reply_splits",
                         "global_rows", "global_weight", "active_ranks");
