@@ -227,8 +227,9 @@ class TableGroup:
         step = mix_cache_ops.apply(self.cache, prefetched.ticket, gradients, learning_rate_scale)
         if self._sweeps:
             # All ranks are at the same step, so all of them or none enter the collective.
-            due = tf.reduce_any(tf.equal(step % tf.constant(self._sweeps, tf.int64), 0))
-            tf.cond(due, self._sweep, lambda: tf.constant(0, tf.int64))
+            with placement.on_host():
+                due = tf.reduce_any(tf.equal(step % tf.constant(self._sweeps, tf.int64), 0))
+                tf.cond(due, self._sweep, lambda: tf.constant(0, tf.int64))
         return step
 
     def _sweep(self) -> Tensor:

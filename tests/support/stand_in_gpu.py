@@ -18,6 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before the import
+
 import tensorflow as tf
 
 _SOURCE = Path(__file__).with_suffix(".cc")
