@@ -369,7 +369,8 @@ class Program {
 class MixCacheRandomTest : public testing::TestWithParam<Case> {};
 
 TEST_P(MixCacheRandomTest, EveryRowEqualsTheReferenceBitForBit) {
-  for (uint32_t seed = 0; seed < (GetParam().life ? 8 : 25); ++seed) {
+  const bool basic = !GetParam().life && GetParam().rows == RowType::kFloat32;
+  for (uint32_t seed = 0; seed < (basic ? 25 : 8); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Program(GetParam(), seed).Run(300);
     if (HasFatalFailure()) return;
