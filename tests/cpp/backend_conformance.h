@@ -19,13 +19,12 @@
 #include <thread>
 #include <vector>
 
+#include "tests/cpp/test_backends.h"
 #include "tests/cpp/thread_runner.h"
 #include "tf_ops/core/device_backend.h"
 #include "tf_ops/core/row_math.h"
 
 namespace hvd_ctr {
-
-using BackendFactory = std::unique_ptr<DeviceBackend> (*)();
 
 struct BackendCase {
   BackendFactory make;

@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/test_backends.h"
 #include "tests/cpp/thread_runner.h"
 #include "tf_ops/core/hash.h"
 #include "tf_ops/core/mix_cache.h"
 #include "tf_ops/core/row_math.h"
-#include "tf_ops/cpu/cpu_backend.h"
 
 namespace hvd_ctr {
 
@@ -71,13 +71,21 @@ inline int32_t RecordFloats(const MixCacheOptions& options) {
 }
 
 /// With the host store that options.host asks for.
-inline std::unique_ptr<MixCache> MakeCache(const MixCacheOptions& options) {
+inline std::unique_ptr<MixCache> MakeCache(const MixCacheOptions& options, BackendFactory backend = &MakeCpuBackend) {
   auto store = MakeHostStore(options);
   EXPECT_TRUE(store.ok()) << store.status().message();
-  auto cache = MakeMixCache(options, MakeCpuBackend(), std::move(store.value()));
+  auto cache = MakeMixCache(options, backend(), std::move(store.value()));
   EXPECT_TRUE(cache.ok()) << cache.status().message();
   return std::move(cache.value());
 }
+
+/// Tests whose caches are on each of TestBackends.
+class OnEveryBackend : public testing::TestWithParam<NamedBackend> {
+ protected:
+  static std::unique_ptr<MixCache> MakeCache(const MixCacheOptions& options) {
+    return hvd_ctr::MakeCache(options, GetParam().make);
+  }
+};
 
 #define EXPECT_OK(expression)                       \
   do {                                              \

@@ -44,6 +44,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "options",
             "row_math",
             "row_type",
+            "backend_checks",
             "hash",
             "key_hashes",
             "aligned_block",

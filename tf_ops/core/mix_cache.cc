@@ -132,18 +132,18 @@ Status MixCacheImpl::Apply(int64_t ticket, const float* gradients, float learnin
       step = stats_.steps + 1;
     }
     const auto unique = static_cast<int64_t>(found->slots.size());
-    if (sums_.size() < static_cast<size_t>(unique * dim_)) sums_.resize(static_cast<size_t>(unique * dim_));
+    float* sums = nullptr;
+    HVD_CTR_RETURN_IF_ERROR(backend_->Workspace(unique * dim_, &sums));
     const Span<const Slot> slots = AdmittedSlots(*found);
-    HVD_CTR_RETURN_IF_ERROR(TimeStage(
-        Stage::kSegmentSum, [&] { return backend_->SegmentSum(gradients, found->inverse, unique, sums_.data(), runner); }));
     HVD_CTR_RETURN_IF_ERROR(
-        backend_->UpdateRows(slots, found->tables, sums_.data(), optimizers_, step, learning_rate_scale, runner));
+        TimeStage(Stage::kSegmentSum, [&] { return backend_->SegmentSum(gradients, found->inverse, unique, sums, runner); }));
+    HVD_CTR_RETURN_IF_ERROR(backend_->UpdateRows(slots, found->tables, sums, optimizers_, step, learning_rate_scale, runner));
     life_.Count(found->tracked, step);
     std::lock_guard<std::mutex> lock(mutex_);
     NoteAdmitted(*found);
     EndTicket(found, slots);
     stats_.steps = step;
-    sums_bytes_ = static_cast<int64_t>(sums_.capacity() * sizeof(float));
+    sums_bytes_ = backend_->workspace_bytes();
     return Status::Ok();
   });
 }

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "tf_ops/core/backend_checks.h"
 #include "tf_ops/core/row_math.h"
 #include "tf_ops/cpu/record_kernels.h"
 #include "tf_ops/cpu/row_loops.h"
@@ -68,12 +69,7 @@ class ScratchRow {
 class CpuBackend final : public DeviceBackend {
  public:
   Status Allocate(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type) override {
-    if (allocated_) return MakeStatus(StatusCode::kFailedPrecondition, "CpuBackend::Allocate was called twice");
-    if (slots < 0 || slots > std::numeric_limits<Slot>::max() || dim < 1 || state_floats < 0 ||
-        int64_t{dim} + state_floats > std::numeric_limits<int32_t>::max()) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::Allocate: slots ", slots, " (allowed 0 .. 2^31-1), dim ", dim,
-                        " (allowed >= 1), state_floats ", state_floats, " (allowed >= 0; dim + state_floats < 2^31)");
-    }
+    HVD_CTR_RETURN_IF_ERROR(checks_.Allocate(slots, dim, state_floats));
     records_.dim = dim;
     records_.record_floats = dim + state_floats;
     records_.row_type = row_type;
@@ -88,16 +84,15 @@ class CpuBackend final : public DeviceBackend {
                         " bytes in all): ", fits ? std::strerror(errno) : "address space exceeded", "; lower cache.slots");
     }
     records_.arena = arena_.data();
-    slots_ = slots;
     bytes_ = bytes;
-    allocated_ = true;
+    checks_.Allocated(slots, dim, state_floats);
     return Status::Ok();
   }
 
   int64_t allocated_bytes() const override { return bytes_; }
 
   Status StoreRecords(Span<const Slot> slots, const float* records, TaskRunner* runner) override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("StoreRecords", slots));
+    HVD_CTR_RETURN_IF_ERROR(checks_.Slots("StoreRecords", slots));
     const int64_t floats = records_.record_floats;
     ForRows(runner, slots.size(), floats, [&](int64_t begin, int64_t end) {
       WriteRecords(records_, slots.subspan(begin, end - begin), records + begin * floats);
@@ -106,8 +101,7 @@ class CpuBackend final : public DeviceBackend {
   }
 
   Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init, TaskRunner* runner) override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("StoreFirstRecords", slots));
-    HVD_CTR_RETURN_IF_ERROR(CheckFirst(slots, keys, init));
+    HVD_CTR_RETURN_IF_ERROR(checks_.FirstRecords(slots, keys, init.tables.size(), init.dim, init.record_floats));
     ForRows(runner, slots.size(), records_.record_floats, [&](int64_t begin, int64_t end) {
       ScratchRow row(records_);
       WriteFirstRecords({&records_, slots.subspan(begin, end - begin), keys.data() + begin, init.tables.data(), row.data()});
@@ -116,27 +110,20 @@ class CpuBackend final : public DeviceBackend {
   }
 
   Status FetchRecords(Span<const Slot> slots, float* records, TaskRunner* runner) const override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("FetchRecords", slots));
+    HVD_CTR_RETURN_IF_ERROR(checks_.Slots("FetchRecords", slots));
     Read(slots, records_.record_floats, records, runner);
     return Status::Ok();
   }
 
   Status GatherRows(Span<const Slot> slots, float* rows, TaskRunner* runner) const override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("GatherRows", slots));
+    HVD_CTR_RETURN_IF_ERROR(checks_.Slots("GatherRows", slots));
     Read(slots, records_.dim, rows, runner);
     return Status::Ok();
   }
 
   Status SegmentSum(const float* gradients, Span<const int32_t> inverse, int64_t unique, float* sums,
                     TaskRunner* runner) const override {
-    HVD_CTR_RETURN_IF_ERROR(CheckAllocated("SegmentSum"));
-    if (unique < 0)
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::SegmentSum: unique is ", unique, ", allowed >= 0");
-    const int64_t bad = FirstOutside(inverse, unique);
-    if (bad >= 0) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::SegmentSum: inverse[", bad, "] = ", inverse[bad],
-                        " is outside [-1, ", unique, ")");
-    }
+    HVD_CTR_RETURN_IF_ERROR(checks_.Inverse(inverse, unique));
     ScatterArgs args;
     args.source = gradients;
     args.places = records_.dim;
@@ -151,8 +138,7 @@ class CpuBackend final : public DeviceBackend {
   Status UpdateRows(Span<const Slot> slots, Span<const int32_t> tables, const float* gradients,
                     Span<const RowOptimizerOptions> optimizers, int64_t step, float learning_rate_scale,
                     TaskRunner* runner) override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("UpdateRows", slots));
-    HVD_CTR_RETURN_IF_ERROR(CheckTables(slots, tables, optimizers));
+    HVD_CTR_RETURN_IF_ERROR(checks_.Update(slots, tables, optimizers));
     ForRows(runner, slots.size(), records_.record_floats, [&](int64_t begin, int64_t end) {
       ScratchRow row(records_);
       // One call per run of equal table: keys come grouped by table, so runs are long.
@@ -175,58 +161,10 @@ class CpuBackend final : public DeviceBackend {
     });
   }
 
-  Status CheckAllocated(const char* call) const {
-    if (allocated_) return Status::Ok();
-    return MakeStatus(StatusCode::kFailedPrecondition, "CpuBackend::", call, " was called before Allocate");
-  }
-
-  Status CheckSlots(const char* call, Span<const Slot> slots) const {
-    HVD_CTR_RETURN_IF_ERROR(CheckAllocated(call));
-    const int64_t bad = FirstOutside(slots, slots_);
-    if (bad < 0) return Status::Ok();
-    return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::", call, ": slots[", bad, "] = ", slots[bad], " is outside [0, ",
-                      slots_, ") and is not kNoSlot (-1)");
-  }
-
-  Status CheckFirst(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init) const {
-    if (slots.size() != keys.size() || init.dim != records_.dim || init.record_floats != records_.record_floats) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::StoreFirstRecords: ", slots.size(), " slots, ", keys.size(),
-                        " keys, dim ", init.dim, ", records of ", init.record_floats,
-                        " floats; needed are as many keys as slots, dim ", records_.dim, " and records of ",
-                        records_.record_floats);
-    }
-    for (int64_t i = 0; i < keys.size(); ++i) {
-      if (keys[i].table >= 0 && keys[i].table < init.tables.size()) continue;
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::StoreFirstRecords: keys[", i, "] is of table ", keys[i].table,
-                        ", which is outside [0, ", init.tables.size(), ")");
-    }
-    return Status::Ok();
-  }
-
-  Status CheckTables(Span<const Slot> slots, Span<const int32_t> tables, Span<const RowOptimizerOptions> optimizers) const {
-    if (slots.size() != tables.size()) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::UpdateRows: ", slots.size(), " slots but ", tables.size(),
-                        " tables");
-    }
-    for (int64_t k = 0; k < tables.size(); ++k) {
-      if (tables[k] >= 0 && tables[k] < optimizers.size()) continue;
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::UpdateRows: tables[", k, "] = ", tables[k], " is outside [0, ",
-                        optimizers.size(), ")");
-    }
-    for (int64_t t = 0; t < optimizers.size(); ++t) {
-      const int32_t needed = StateFloats(optimizers[t], records_.dim);
-      if (records_.dim + int64_t{needed} <= records_.record_floats) continue;
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::UpdateRows: the optimizer of table ", t, " needs ", needed,
-                        " state floats per row, but records were allocated with ", records_.record_floats - records_.dim);
-    }
-    return Status::Ok();
-  }
-
+  BackendChecks checks_{"CpuBackend"};
   Arena arena_;
   Records records_;
-  int64_t slots_ = 0;
   int64_t bytes_ = 0;
-  bool allocated_ = false;
 };
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tf_ops/core/backend_checks.h"
 #include "tf_ops/core/simd_level.h"
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"
@@ -47,18 +48,6 @@ HVD_CTR_SIMD_BODY void ZeroRow(int64_t floats, float* row) { std::memset(row, 0,
 template <typename Function>
 void ForRows(TaskRunner* runner, int64_t n, int64_t row_floats, const Function& fn) {
   if (n > 0) runner->Run(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(1, row_floats)), fn);
-}
-
-/// Position of the first value outside [-1, limit), or -1 if there is none. One vectorised pass when all is well.
-inline int64_t FirstOutside(Span<const int32_t> values, int64_t limit) {
-  const uint32_t bound = static_cast<uint32_t>(std::clamp<int64_t>(limit, 0, INT32_MAX));
-  uint32_t highest = 0;
-  for (const int32_t value : values) highest = std::max(highest, static_cast<uint32_t>(value) + 1u);  // -1 wraps to 0.
-  if (highest <= bound) return -1;
-  for (int64_t i = 0; i < values.size(); ++i) {
-    if (static_cast<uint32_t>(values[i]) + 1u > bound) return i;
-  }
-  return -1;
 }
 
 }  // namespace hvd_ctr
