@@ -152,6 +152,15 @@ class RecordLoops {
   struct UpdateLoop {
     template <int32_t kDim>
     HVD_CTR_SIMD_BODY static void Width(const UpdateRun& run) {
+      if constexpr (kWide) {
+        InPlace<kDim>(run);
+      } else {
+        ThroughScratch<kDim>(run);
+      }
+    }
+
+    template <int32_t kDim>
+    HVD_CTR_SIMD_BODY static void InPlace(const UpdateRun& run) {
       const Records records = *run.records;
       const RowUpdate update = *run.update;
       const Span<const Slot> slots(run.slots, run.n);
@@ -159,16 +168,34 @@ class RecordLoops {
       for (int64_t k = 0; k < run.n; ++k) {
         PrefetchSlot(records, slots, k + kPrefetchRows, records.record_floats);
         if (slots[k] == kNoSlot) continue;
-        Element* const row = RowAt(records, slots[k]);
-        const float* const gradient = run.gradients + k * dim;
-        if constexpr (kWide) {
-          UpdateRowOf<kKind>(update, gradient, dim, row, row + dim);
-        } else {
-          float fixed[kDim > 0 ? kDim : 1];  // Of a known width: may stay in registers.
-          float* const wide = kDim > 0 ? fixed : run.row;
-          WidenRow(row, dim, wide);
-          UpdateRowOf<kKind>(update, gradient, dim, wide, StateAt(records, slots[k]));
-          NarrowRow(wide, dim, row);
+        float* const row = RowAt(records, slots[k]);
+        UpdateRowOf<kKind>(update, run.gradients + k * dim, dim, row, row + dim);
+      }
+    }
+
+    // Short rows go in groups: what was just stored in pieces of one size cannot be loaded in those of another without a stall,
+    // which long rows hide.
+    template <int32_t kDim>
+    HVD_CTR_SIMD_BODY static void ThroughScratch(const UpdateRun& run) {
+      constexpr int64_t kGroup = kDim == 16 ? 16 : 1;
+      const Records records = *run.records;
+      const RowUpdate update = *run.update;
+      const Span<const Slot> slots(run.slots, run.n);
+      const int32_t dim = kDim > 0 ? kDim : records.dim;
+      float group[kDim > 0 ? kGroup * kDim : 1];
+      float* const wide = kDim > 0 ? group : run.row;
+      for (int64_t begin = 0; begin < run.n; begin += kGroup) {
+        const int64_t end = std::min(run.n, begin + kGroup);
+        for (int64_t k = begin; k < end; ++k) {
+          PrefetchSlot(records, slots, k + kPrefetchRows, records.record_floats);
+          if (slots[k] != kNoSlot) WidenRow(RowAt(records, slots[k]), dim, wide + (k - begin) * dim);
+        }
+        for (int64_t k = begin; k < end; ++k) {
+          if (slots[k] == kNoSlot) continue;
+          UpdateRowOf<kKind>(update, run.gradients + k * dim, dim, wide + (k - begin) * dim, StateAt(records, slots[k]));
+        }
+        for (int64_t k = begin; k < end; ++k) {
+          if (slots[k] != kNoSlot) NarrowRow(wide + (k - begin) * dim, dim, RowAt(records, slots[k]));
         }
       }
     }
