@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "tf_ops/core/device_backend.h"
 #include "tf_ops/core/hash.h"
 #include "tf_ops/core/status.h"
-#include "tf_ops/cuda/device_pool.h"
 #include "tf_ops/cuda/kernel_geometry.h"
 #include "tf_ops/cuda/runtime_types.h"
 
@@ -19,12 +19,13 @@ namespace hvd_ctr {
 
 /// How much is measured. The small sizes show that everything runs; their times mean nothing.
 struct CheckSizes {
-  bool timed = true;                       ///< false: on the host, where rates are left out.
-  int64_t ids = int64_t{1} << 20;          ///< N of the kernels' batches.
-  int64_t arena_bytes = int64_t{4} << 30;  ///< Of the kernels' records.
-  int64_t copy_bytes = int64_t{1} << 30;   ///< Of the copies that the rates are compared with.
-  int64_t moved_rows = int64_t{1} << 18;   ///< Working rows of the batches whose misses are moved.
-  int64_t loop_rows = int64_t{1} << 16;    ///< Working rows of a step of the training loop.
+  bool timed = true;                               ///< false: on the host, where rates are left out.
+  int64_t ids = int64_t{1} << 20;                  ///< N of the kernels' batches.
+  int64_t arena_bytes = int64_t{4} << 30;          ///< Of the kernels' records.
+  int64_t large_rows = (int64_t{1} << 25) + 1000;  ///< Of dim 64: more than 2^31 elements. 0: left out.
+  int64_t copy_bytes = int64_t{1} << 30;           ///< Of the copies that the rates are compared with.
+  int64_t moved_rows = int64_t{1} << 18;           ///< Working rows of the batches whose misses are moved.
+  int64_t loop_rows = int64_t{1} << 16;            ///< Working rows of a step of the training loop.
   int loop_steps = 12;
   double compute_ms = 10.0;
   int repeats = 9;
@@ -37,6 +38,7 @@ inline CheckSizes HostSizes() {
   sizes.timed = false;
   sizes.ids = 1000;
   sizes.arena_bytes = int64_t{1} << 20;
+  sizes.large_rows = 5000;
   sizes.copy_bytes = int64_t{1} << 16;
   sizes.moved_rows = 500;
   sizes.loop_rows = 300;
@@ -49,7 +51,6 @@ inline CheckSizes HostSizes() {
 }
 
 using BackendMaker = std::unique_ptr<DeviceBackend> (*)();
-using PoolMaker = std::unique_ptr<DevicePool> (*)();
 
 /// The device under test.
 template <typename Runtime>
@@ -57,7 +58,6 @@ struct BenchDevice {
   Runtime runtime;
   Stream stream = nullptr;
   BackendMaker make_backend = nullptr;
-  PoolMaker make_pool = nullptr;
   CheckSizes sizes;
 };
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tf_ops/cuda/check/kernel_timings.h"
+#include "tf_ops/cuda/check/large_sizes.h"
 #include "tf_ops/cuda/check/move_timings.h"
 #include "tf_ops/cuda/check/training_loop.h"
 
@@ -49,6 +50,8 @@ inline bool ReadFlags(int argc, char** argv, CheckFlags* flags) {
 
 template <typename Runtime>
 Status MeasureAll(const BenchDevice<Runtime>& device, Report* report) {
+  std::fprintf(stderr, "large sizes ...\n");
+  HVD_CTR_RETURN_IF_ERROR(LargeSizes<Runtime>(device).Run(report));
   std::fprintf(stderr, "kernels ...\n");
   HVD_CTR_RETURN_IF_ERROR(TimeKernels(device, report));
   std::fprintf(stderr, "loads and write-backs ...\n");

@@ -1,4 +1,5 @@
-// The device that the suites of the check run on: a GPU, or with HVD_CTR_CHECK_HOST the host runtime, to see that they run at all.
+// The device that the suites of the check run on: a GPU, or with HVD_CTR_CHECK_HOST the host runtime, to see that they run at
+// all.
 #ifndef HVD_CTR_CUDA_CHECK_DEVICE_UNDER_TEST_H_
 #define HVD_CTR_CUDA_CHECK_DEVICE_UNDER_TEST_H_
 

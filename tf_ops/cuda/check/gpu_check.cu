@@ -11,7 +11,6 @@ namespace {
 std::string Version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
 
 std::unique_ptr<DeviceBackend> MakeBackend() { return MakeCudaBackend(); }
-std::unique_ptr<DevicePool> MakePool() { return MakeCudaPool(); }
 
 /// Sizes that fit the device's free memory.
 Status FitSizes(CheckSizes* sizes) {
@@ -23,6 +22,8 @@ Status FitSizes(CheckSizes* sizes) {
   sizes->copy_bytes = std::min(sizes->copy_bytes, quarter / 2);
   const int64_t row_bytes = 3 * int64_t{sizes->dims.back()} * static_cast<int64_t>(sizeof(float));
   while (sizes->ids * row_bytes > quarter && sizes->ids > 1 << 14) sizes->ids /= 2;
+  // The arena's records, twice the rows.
+  if (sizes->large_rows * LargeSizes<CudaRuntime>::kBytesPerRow > static_cast<int64_t>(free / 10 * 9)) sizes->large_rows = 0;
   return Status::Ok();
 }
 
@@ -38,7 +39,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "no GPU: cudaGetDeviceCount: %s, %d devices\n", cudaGetErrorString(error), devices);
     return kExitNoDevice;
   }
-  BenchDevice<CudaRuntime> device{CudaRuntime(), nullptr, &MakeBackend, &MakePool, {}};
+  BenchDevice<CudaRuntime> device{CudaRuntime(), nullptr, &MakeBackend, {}};
   Report report;
   std::string name;
   Status status = device.runtime.Bind();

@@ -11,7 +11,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: host_check [--json=PATH] [--compute-ms=N] [--threads=N]\n");
     return kExitUsage;
   }
-  BenchDevice<HostRuntime> device{HostRuntime(), nullptr, &MakeCudaOnCpuBackend, &MakeCudaPoolOnCpu, {}};
+  BenchDevice<HostRuntime> device{HostRuntime(), nullptr, &MakeCudaOnCpuBackend, {}};
   Report report;
   report.facts.push_back({"device", "none: the kernels run in loops on this machine, with tiny sizes and without times"});
   return RunCheck(flags, device, std::move(report));

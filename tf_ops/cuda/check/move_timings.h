@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tf_ops/cuda/check/bench_device.h"
-#include "tf_ops/cuda/check/report.h"
 #include "tf_ops/cuda/check/bench_runner.h"
+#include "tf_ops/cuda/check/report.h"
 
 namespace hvd_ctr {
 

@@ -21,6 +21,7 @@ MixCacheOptions LoopBatches::Options() const {
   options.dim = kDim;
   options.slots = rows - misses + kKept * misses;
   options.seed = 7;
+  options.prefetch_wait_seconds = 20.0;
   TableOptions table;
   table.name = "t";
   options.tables.push_back(table);

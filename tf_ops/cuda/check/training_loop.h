@@ -17,8 +17,8 @@
 #include "tf_ops/core/host_store.h"
 #include "tf_ops/core/mix_cache.h"
 #include "tf_ops/cuda/check/bench_device.h"
-#include "tf_ops/cuda/check/report.h"
 #include "tf_ops/cuda/check/bench_runner.h"
+#include "tf_ops/cuda/check/report.h"
 
 namespace hvd_ctr {
 
@@ -90,6 +90,11 @@ class TrainingLoop {
         batches_(batches),
         runner_(device.sizes.threads, device.stream),
         prefetch_runner_(device.sizes.threads, nullptr) {}
+  TrainingLoop(const TrainingLoop&) = delete;
+  TrainingLoop& operator=(const TrainingLoop&) = delete;
+  ~TrainingLoop() {
+    for (const Event event : done_) device_.runtime.DestroyEvent(event);
+  }
 
   Status Run(LoopTimes* times) {
     HVD_CTR_RETURN_IF_ERROR(rows_.Allocate(floats()));
@@ -188,6 +193,9 @@ class TrainingLoop {
   Status RunOverlapped(LoopTimes* times, std::vector<float>* rows) {
     auto cache = MakeCache();
     HVD_CTR_RETURN_IF_ERROR(cache.status());
+    for (Event& event : done_) {
+      if (event.handle == nullptr) HVD_CTR_RETURN_IF_ERROR(device_.runtime.NewEvent(&event));
+    }
     std::vector<double> step;
     {
       Prefetcher prefetcher(cache.value().get(), batches_, 0, last(), &prefetch_runner_);
@@ -197,13 +205,15 @@ class TrainingLoop {
         HVD_CTR_RETURN_IF_ERROR(prefetcher.Take(&ticket));
         HVD_CTR_RETURN_IF_ERROR(LookUp(cache.value().get(), ticket));
         HVD_CTR_RETURN_IF_ERROR(Train(cache.value().get(), ticket));
-        HVD_CTR_RETURN_IF_ERROR(device_.runtime.Synchronize(device_.stream));
+        // As TensorFlow does, the host gives the device the next step before this one is done.
+        HVD_CTR_RETURN_IF_ERROR(device_.runtime.Record(done_[batch % 2], device_.stream));
+        if (batch > 0) HVD_CTR_RETURN_IF_ERROR(device_.runtime.Synchronize(done_[(batch - 1) % 2]));
         const double now = WallSeconds();
-        // The last has no prefetch beside it.
-        if (batch >= kWarmSteps && batch + 1 < last()) step.push_back(now - before);
+        if (batch > kWarmSteps) step.push_back(now - before);
         before = now;
       }
     }
+    HVD_CTR_RETURN_IF_ERROR(device_.runtime.Synchronize(device_.stream));
     times->overlapped = 1e3 * Median(step);
     return ReadRows(cache.value().get(), rows);
   }
@@ -224,6 +234,7 @@ class TrainingLoop {
   BenchRunner runner_;
   BenchRunner prefetch_runner_;
   DeviceArray<float, Runtime> rows_{device_.runtime}, gradients_{device_.runtime}, busy_{device_.runtime};
+  Event done_[2];  // The last two steps.
   int32_t busy_rounds_ = 0;
   int busy_launches_ = 0;
 };
