@@ -212,7 +212,8 @@ class TableGroup:
     ) -> Rows:
         name = f"{self.name}.read" if kind == "read" else self.name
         rows = self._exchange.output_dist(rows, send_splits, prepared.row_splits, name, kind)
-        return Rows(tf.ensure_shape(rows, [None, self.layout.dim]), global_rows, global_weight)
+        with placement.on_rows_device():
+            return Rows(tf.ensure_shape(rows, [None, self.layout.dim]), global_rows, global_weight)
 
     def backward(
         self, prepared: PreparedIds, prefetched: Prefetched, d_rows: Tensor, learning_rate_scale: Tensor
