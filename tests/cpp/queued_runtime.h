@@ -104,6 +104,11 @@ class QueuedDevice {
     bool waits = false;
   };
 
+  /// From now on nothing runs that has not to.
+  void StopDice() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    dice_ = false;
+  }
   /// Names of what has run, in order: kernels, "CopyToDevice" and so on.
   std::vector<std::string> ran() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -117,9 +122,10 @@ class QueuedDevice {
  private:
   friend class QueuedRuntime;
 
+  bool Dice(uint32_t sides) { return dice_ && random_() % sides == 0; }
   void Enqueue(Stream stream, Work work) {
     queues_[stream].push_back(std::move(work));
-    if (random_() % 8 == 0) RunSome();
+    if (Dice(8)) RunSome();
   }
   bool RunFirst(Stream stream) {
     std::deque<Work>& queue = queues_[stream];
@@ -179,6 +185,7 @@ class QueuedDevice {
   std::mutex mutex_;
   std::mt19937 random_;
   const bool one_thread_;
+  bool dice_ = true;
   MemoryRegion device_{PROT_NONE};
   MemoryRegion pinned_{PROT_READ | PROT_WRITE};
   std::map<Stream, std::deque<Work>> queues_;
@@ -278,13 +285,13 @@ class QueuedRuntime {
   }
   Status Synchronize(Stream stream) const {
     const Lock lock(device_->mutex_);
-    if (device_->random_() % 4 == 0) device_->RunSome();
+    if (device_->Dice(4)) device_->RunSome();
     device_->RunUntil(stream, [&] { return device_->queues_[stream].empty(); });
     return Status::Ok();
   }
   Status Synchronize(Event event) const {
     const Lock lock(device_->mutex_);
-    if (device_->random_() % 4 == 0) device_->RunSome();
+    if (device_->Dice(4)) device_->RunSome();
     device_->RunEvent(State(event), State(event)->recorded);
     return Status::Ok();
   }

@@ -46,14 +46,14 @@ constexpr int64_t kBatch = 200, kBatches = 5, kHot = 3;
 /// Two ranks ask this one, which owns half of their keys: it is both of them in turn, and what goes to the other is dropped.
 class Step {
  public:
-  Step(EvictionPolicyKind policy, int64_t slots) {
+  Step(EvictionPolicyKind policy, int64_t slots, BackendFactory backend = &MakeCpuBackend) {
     MixCacheOptions options = CacheOptions(slots, {}, kDim);
     for (int32_t t = 0; t < kTables; ++t) {
       options.tables.push_back(Table("t" + std::to_string(t), t == 1 ? OptimizerKind::kAdam : OptimizerKind::kAdagrad));
     }
     options.policy = policy;
     options.world_size = 2;
-    cache_ = MakeCache(options);
+    cache_ = MakeCache(options, backend);
     std::mt19937_64 random(6);
     for (int64_t i = 0; i < kBatches; ++i) {
       batches_.emplace_back(kBatch * kFeatures);
@@ -150,8 +150,10 @@ class SteadyState : public testing::TestWithParam<EvictionPolicyKind> {};
 
 // Few slots: each step evicts, writes back and loads. Twice through all batches, so that the host store has all rows.
 TEST_P(SteadyState, StepAllocatesNothing) {
-  for (const int64_t slots : {700, 4096}) {
-    Step step(GetParam(), slots);
+  const std::pair<int64_t, BackendFactory> cases[] = {
+      {700, &MakeCpuBackend}, {4096, &MakeCpuBackend}, {700, &MakeCudaOnCpuBackend}};
+  for (const auto& [slots, backend] : cases) {
+    Step step(GetParam(), slots, backend);
     for (int64_t i = 0; i < 4 * kBatches; ++i) step.Run(i);
     const int64_t before = allocations;
     for (int64_t i = 0; i < 2 * kBatches; ++i) step.Run(i);

@@ -16,7 +16,7 @@ namespace hvd_ctr {
 #if defined(__CUDACC__)
 /// Runs the kernel's blocks from first_block on.
 template <typename Kernel>
-__global__ void __launch_bounds__(kBlockThreads) RunKernel(const Kernel kernel, const int64_t first_block) {
+__global__ void __launch_bounds__(kBlockThreads, 4) RunKernel(const Kernel kernel, const int64_t first_block) {
   kernel(first_block + blockIdx.x, static_cast<int32_t>(threadIdx.x));
 }
 #endif

@@ -102,14 +102,25 @@ struct UpdateColumnsKernel {
         RowWiseAdagradColumn(update, value, gradient.v[i], &row->v[i]);
       } else if constexpr (kKind == OptimizerKind::kAdam) {
         AdamColumn(update, value, gradient.v[i], &row->v[i], &first.v[i], &second.v[i]);
-      } else if (update.accumulator_power == 0.5f) {
-        FtrlAccumulate<true>(update, gradient.v[i], &row->v[i], &first.v[i], &second.v[i]);
+      }
+    }
+    if constexpr (kKind == OptimizerKind::kFtrl) {
+      if (update.accumulator_power == 0.5f) {
+        Ftrl<true>(update, gradient, row, &first, &second);
       } else {
-        FtrlAccumulate<false>(update, gradient.v[i], &row->v[i], &first.v[i], &second.v[i]);
+        Ftrl<false>(update, gradient, row, &first, &second);
       }
     }
     if (kHasFirst) StorePiece(first, first_at);
     if (kHasSecond) StorePiece(second, second_at);
+  }
+
+  template <bool kRoot>
+  HVD_CTR_HD static void Ftrl(const RowUpdate& update, const Piece<kFloats>& gradient, Piece<kFloats>* row,
+                              Piece<kFloats>* accumulator, Piece<kFloats>* linear) {
+    for (int32_t i = 0; i < kFloats; ++i) {
+      FtrlAccumulate<kRoot>(update, gradient.v[i], &row->v[i], &accumulator->v[i], &linear->v[i]);
+    }
   }
 };
 
