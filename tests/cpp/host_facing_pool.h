@@ -32,7 +32,7 @@ class DeviceCopy {
   const Status& status() const { return status_; }
   float* data() const { return data_; }
   Status Read(float* host) const {
-    HVD_CTR_RETURN_IF_ERROR(runtime_.CopyToHost(host, data_, n_ * kFloatBytes, nullptr));
+    if (n_ > 0) HVD_CTR_RETURN_IF_ERROR(runtime_.CopyToHost(host, data_, n_ * kFloatBytes, nullptr));
     return runtime_.Synchronize(Stream{nullptr});
   }
 

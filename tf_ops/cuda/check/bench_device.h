@@ -150,9 +150,10 @@ class StreamTimer {
 /// The value of a column of a record whose number is `record`: a small whole number, exact in every row type.
 HVD_CTR_HD inline float PatternValue(int64_t record, int64_t column) { return static_cast<float>((record * 131 + column) & 255); }
 
-/// to (rows, columns) = PatternValue, or all `constant` where that is not negative.
+/// to (rows, columns): row i is the pattern of record slots[i], or all `constant` where that is not negative.
 struct PatternKernel {
   RowLayout layout;
+  const Slot* slots;
   float* to;
   float constant;
 
@@ -160,7 +161,7 @@ struct PatternKernel {
     const int64_t row = layout.row(block, thread);
     if (row >= layout.rows) return;
     for (int32_t j = layout.lane(thread); j < layout.pieces; j += layout.lanes()) {
-      to[row * layout.pieces + j] = constant < 0.0f ? PatternValue(row, j) : constant;
+      to[row * layout.pieces + j] = constant < 0.0f ? PatternValue(slots[row], j) : constant;
     }
   }
 };

@@ -109,7 +109,7 @@ class KernelBench {
       std::iota(slots.begin(), slots.end(), static_cast<Slot>(first));
       HVD_CTR_RETURN_IF_ERROR(part_slots.Upload(slots, device_.stream));
       const RowLayout layout = MakeRowLayout(part_slots.size(), static_cast<int32_t>(columns));
-      const PatternOfSlotsKernel kernel{layout, part_slots.data(), packed.data()};
+      const PatternKernel kernel{layout, part_slots.data(), packed.data(), -1.0f};
       HVD_CTR_RETURN_IF_ERROR(device_.runtime.Launch("pattern", layout.geometry(), kernel, device_.stream));
       HVD_CTR_RETURN_IF_ERROR(
           LaunchMove<true>(device_.runtime, arena_, part_slots.data(), part_slots.size(), packed.data(), device_.stream));
@@ -117,21 +117,6 @@ class KernelBench {
     }
     return Status::Ok();
   }
-
-  /// Small whole numbers, exact in every row type.
-  struct PatternOfSlotsKernel {
-    RowLayout layout;
-    const Slot* slots;
-    float* packed;
-
-    HVD_CTR_HD void operator()(int64_t block, int32_t thread) const {
-      const int64_t row = layout.row(block, thread);
-      if (row >= layout.rows) return;
-      for (int32_t j = layout.lane(thread); j < layout.pieces; j += layout.lanes()) {
-        packed[row * layout.pieces + j] = PatternValue(slots[row], j);
-      }
-    }
-  };
 
   Status PrepareSegments() {
     Bags bags;
@@ -164,7 +149,7 @@ class KernelBench {
 
   Status Fill(float* to, int64_t rows, int32_t columns, float constant) const {
     const RowLayout layout = MakeRowLayout(rows, columns);
-    return device_.runtime.Launch("fill", layout.geometry(), PatternKernel{layout, to, constant}, device_.stream);
+    return device_.runtime.Launch("fill", layout.geometry(), PatternKernel{layout, nullptr, to, constant}, device_.stream);
   }
 
   Status Gather(const DeviceArray<int32_t, Runtime>& slots, float* rows) const {
