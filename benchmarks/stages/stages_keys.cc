@@ -114,7 +114,7 @@ class FullDirectory {
   void Hit(const MergedKeys& batch) {
     const PlanRequest request{batch.keys, batch.hashes, pins_, dirty_, 0};
     if (!PlanBatch(directory_, policy_.get(), request, &scratch_, &plan_) || !plan_.loads.empty()) std::abort();
-    CommitPlan(plan_, batch.keys, batch.hashes, &directory_, policy_.get());
+    CommitPlan(plan_, batch.keys, batch.hashes, static_cast<int64_t>(batch.keys.size()), &directory_, policy_.get());
   }
 
  private:

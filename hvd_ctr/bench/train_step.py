@@ -141,7 +141,12 @@ def embedding_steps(workload: Workload, depth: int, comm: comms.Comm | None = No
     """Steps of the model on this rank's batches."""
     ids, dense, labels = make_batches(workload, comms.current().rank)
     numbers = itertools.cycle(range(len(ids)))  # the pipeline asks for more than are trained
-    batches = (({"dense_features": dense[s], "ids": ids[s]}, labels[s, :, None]) for s in numbers)
+    # As tensors, as a reader hands them over: reading is free here.
+    ready = [
+        tf.nest.map_structure(tf.constant, ({"dense_features": dense[s], "ids": ids[s]}, labels[s, :, None]))
+        for s in range(len(ids))
+    ]
+    batches = (ready[s] for s in numbers)
     keras.utils.set_random_seed(_SEED)
     return Stepper(lambda: build(workload), batches, depth, comm)
 

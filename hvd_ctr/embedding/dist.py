@@ -33,6 +33,7 @@ class RowExchange(abc.ABC):
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
+        self._traces: dict[tuple[str, str], Any] = {}
 
     @abc.abstractmethod
     def exchange(self, tensor: Tensor, splits: Tensor, name: str, kind: str) -> tuple[Tensor, Tensor]:
@@ -60,10 +61,26 @@ class RowExchange(abc.ABC):
         Returns:
             Received words int64 and their splits (W) int32.
         """
+        exchange = self._key_exchange(name, kind)
         with placement.on_host():
-            return stage_ops.timed(
-                "key exchange", send, lambda words: self.exchange(words, send_splits, f"{name}.keys", kind)
-            )
+            words, splits = stage_ops.timed("key exchange", send, lambda words: exchange(words, send_splits))
+        return words, splits
+
+    def _key_exchange(self, name: str, kind: str) -> Any:
+        """`exchange` of int64 words; for eager calls traced once, as the checks and counts around the exchange take
+        longer than the exchange when they run one by one.
+        """
+
+        def exchange(words: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
+            return self.exchange(words, splits, f"{name}.keys", kind)
+
+        if not tf.executing_eagerly():
+            return exchange
+        if (name, kind) not in self._traces:
+            specs = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([self._comm.size], tf.int32)]
+            function = tf.function(exchange, input_signature=specs, autograph=False)
+            self._traces[name, kind] = function.get_concrete_function()
+        return self._traces[name, kind]
 
     def output_dist(
         self, rows: Tensor, send_splits: Tensor, expected_splits: Tensor, name: str, kind: str = "rows"

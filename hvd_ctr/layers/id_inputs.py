@@ -43,14 +43,17 @@ class GroupIds:
     Attributes:
         ids: int64, (B, F) with a column per feature, or flat (N).
         feature_splits: (F+1) int64 borders of the features in flat ids; None for (B, F).
-        batch_rows: B, integer scalar.
         bags: per feature, in the group's order; empty for (B, F).
     """
 
     ids: Tensor
     feature_splits: Tensor | None
-    batch_rows: Tensor
     bags: tuple[Bags, ...] = ()
+
+    @property
+    def batch_rows(self) -> Tensor:
+        """B, integer scalar."""
+        return tf.shape(self.bags[0].splits)[0] - 1 if self.bags else tf.shape(self.ids)[0]
 
 
 def is_single(feature: FeatureConfig) -> bool:
@@ -98,16 +101,14 @@ def group_ids(layer: str, features: Sequence[FeatureConfig], layout: GroupLayout
         order = [columns[feature.name] for feature in layout.features]
         ids = tf.cast(inputs, tf.int64)
         ids = ids if order == list(range(len(order))) else tf.gather(ids, order, axis=1)
-        return GroupIds(ids, None, tf.shape(ids)[0])
+        return GroupIds(ids, None)
     if all(is_single(feature) for feature in features):
         ids = _matrix([_dense_ids(layer, feature, inputs) for feature in layout.features])
-        return GroupIds(ids, None, tf.shape(ids)[0])
+        return GroupIds(ids, None)
     bags = tuple(_bags(layer, feature, inputs) for feature in layout.features)
     sizes = [tf.shape(bag.values, tf.int64)[0] for bag in bags]
     feature_splits = tf.cumsum(tf.stack([tf.constant(0, tf.int64), *sizes]))
-    return GroupIds(
-        tf.concat([bag.values for bag in bags], axis=0), feature_splits, tf.shape(bags[0].splits)[0] - 1, bags
-    )
+    return GroupIds(tf.concat([bag.values for bag in bags], axis=0), feature_splits, bags)
 
 
 def _matrix(columns: Sequence[Tensor]) -> Tensor:

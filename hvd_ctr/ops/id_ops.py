@@ -163,7 +163,7 @@ class BatchPreparer:
 
 def _scalar(value: Tensor, dtype: Any) -> Tensor:
     """`value` as a scalar tensor; other numeric dtypes are cast."""
-    return tf.cast(value, dtype)
+    return tf.cast(value, dtype) if tf.is_tensor(value) else tf.constant(value, dtype)
 
 
 def hash_to_range(ids: Tensor, rows: int) -> Tensor:

@@ -120,6 +120,7 @@ class Pipeline(Generic[T]):
         self._shared = threading.Condition()
         self._loaded: deque[_Prepared[T] | _Failure | None] = deque()
         self._ready: deque[tuple[T, list[Staged]] | _Failure | None] = deque()
+        self._sent = tf.zeros([0], tf.int64)  # in place of keys that need not be kept
         self._begun = 0  # key exchanges
         self._frozen = False  # closing: no further exchange begins until the ranks have agreed on how many there are
         self._limit: int | None = None  # closing: exchanges in all
@@ -266,7 +267,7 @@ class Pipeline(Generic[T]):
                 return True
             item = exchanged.popleft()
             staged = [
-                Staged(prepared._replace(send=tf.zeros([0], tf.int64)), group.prefetch(received))
+                Staged(prepared._replace(send=self._sent), group.prefetch(received))
                 for group, prepared, received in zip(self._groups, item.prepared.groups, item.received, strict=True)
             ]
             if not int(staged[0].prefetched.active_ranks):

@@ -24,7 +24,7 @@ class Planner {
     const auto pinned = std::count_if(pins_.begin(), pins_.end(), [](int32_t pins) { return pins > 0; });
     return PlanBatch(directory_, policy_.get(), {keys_, hashes_, pins_, dirty_, pinned}, &scratch_, &plan_);
   }
-  void Commit() { CommitPlan(plan_, keys_, hashes_, &directory_, policy_.get()); }
+  void Commit() { CommitPlan(plan_, keys_, hashes_, static_cast<int64_t>(keys_.size()), &directory_, policy_.get()); }
   void Run(const std::vector<Key>& keys) {
     ASSERT_TRUE(Plan(keys));
     Commit();

@@ -28,7 +28,10 @@ class Cache {
     SetKeys(ids);
     std::vector<Slot> slots(keys_.size());
     directory_.Find(keys_, hashes_, slots.data());
-    return policy_->Announce({keys_, hashes_, slots});
+    const auto requested = static_cast<int64_t>(keys_.size());
+    const Expectation expectation = policy_->Expect(requested, directory_.free_slots());
+    if (expectation == Expectation::kWantsKeys) policy_->Announce({keys_, hashes_, slots, requested});
+    return expectation != Expectation::kRefused;
   }
 
   // Evicted ids in order; nothing happens to the cache if `commit` is false.
@@ -44,7 +47,7 @@ class Cache {
     EXPECT_TRUE(PlanBatch(directory_, policy_.get(), {keys_, hashes_, pins_, dirty_, pinned_slots}, &scratch_, &plan));
     Ids evicted;
     for (const Eviction& eviction : plan.evictions) evicted.push_back(eviction.key.id);
-    if (commit) CommitPlan(plan, keys_, hashes_, &directory_, policy_.get());
+    if (commit) CommitPlan(plan, keys_, hashes_, static_cast<int64_t>(keys_.size()), &directory_, policy_.get());
     return evicted;
   }
 
@@ -85,7 +88,9 @@ class Model {
 
   bool Announce(const Ids& ids) {
     if (announced_.size() >= window_) return false;
-    announced_.push_back(ids);
+    size_t before = 0;
+    for (const Announced& announced : announced_) before += announced.ids.size();
+    announced_.push_back({ids, before > slots_ - last_use_.size()});
     return true;
   }
 
@@ -119,21 +124,29 @@ class Model {
     return ids;
   }
   size_t open() const { return announced_.size(); }
-  const Ids& announced(size_t i) const { return announced_[i]; }
+  const Ids& announced(size_t i) const { return announced_[i].ids; }
   std::map<int64_t, int64_t> counts;
 
  private:
+  struct Announced {
+    Ids ids;
+    bool with_keys;
+  };
+
   int64_t Rank(int64_t id) const {
     if (kind_ == EvictionPolicyKind::kFreq) return counts.count(id) > 0 ? counts.at(id) : 0;
     for (size_t i = 0; i < announced_.size(); ++i) {
-      if (std::find(announced_[i].begin(), announced_[i].end(), id) != announced_[i].end()) return 1000 - static_cast<int64_t>(i);
+      const auto& [ids, with_keys] = announced_[i];
+      if (with_keys && std::find(ids.begin(), ids.end(), id) != ids.end()) return 1000 - static_cast<int64_t>(i);
     }
     return 0;
   }
 
   void Arrive(const Ids& ids) {
     if (announced_.empty()) return;
-    const auto found = std::find(announced_.begin(), announced_.end(), ids);
+    const auto found = std::find_if(announced_.begin(), announced_.end(), [&ids](const Announced& announced) {
+      return announced.with_keys ? announced.ids == ids : announced.ids.size() == ids.size();
+    });
     if (found != announced_.end()) {
       announced_.erase(announced_.begin(), found + 1);
       unannounced_ = 0;
@@ -147,7 +160,7 @@ class Model {
   size_t slots_;
   size_t window_;
   std::map<int64_t, int64_t> last_use_;
-  std::deque<Ids> announced_;
+  std::deque<Announced> announced_;
   size_t unannounced_ = 0;
   int64_t clock_ = 0;
 };
@@ -205,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(Windows, LookaheadProgramTest, testing::Values(0, 1, 2,
 TEST(LookaheadPolicyTest, KeepsWhatIsAnnouncedAndThenTheNearest) {
   Cache cache(EvictionPolicyKind::kLookahead, 4, 8);
   EXPECT_TRUE(cache.Prefetch({1, 2, 3, 4}, {}).empty());
-  EXPECT_TRUE(cache.Announce({9, 8}));
+  EXPECT_TRUE(cache.Announce({9, 8}));  // Without its keys: no victim is picked before it comes.
   EXPECT_TRUE(cache.Announce({1}));
   EXPECT_TRUE(cache.Announce({2, 3}));
   EXPECT_EQ(cache.Prefetch({9, 8}, {}), (Ids{4, 2}));  // 4 by LRU; of 1, 2, 3 the two last are farther, 2 is older.
@@ -219,7 +232,7 @@ TEST(LookaheadPolicyTest, MemoryIsBoundedByTheWindow) {
   for (int64_t step = 0; step < 2000; ++step) {
     cache.Announce({step, step + 1, step + 2});
     if (step >= 3) cache.Prefetch({step - 3, step - 2, step - 1}, {});
-    if (step == 20) bytes = cache.policy()->allocated_bytes();
+    if (step == 200) bytes = cache.policy()->allocated_bytes();
   }
   EXPECT_EQ(cache.policy()->allocated_bytes(), bytes);
 }

@@ -68,7 +68,9 @@ TEST(MemoryPlanTest, AnnouncementsAndCountsAreInThePolicysBytes) {
   }
   const std::vector<Slot> slots(keys.size(), kNoSlot);
   const auto lookahead = MakeEvictionPolicy(EvictionPolicyKind::kLookahead, kSlots, 4);
-  ASSERT_TRUE(lookahead->Announce({keys, hashes, slots}));
+  ASSERT_EQ(lookahead->Expect(kSlots, kSlots), Expectation::kNoted);  // What comes before it fits.
+  ASSERT_EQ(lookahead->Expect(300, kSlots - 1), Expectation::kWantsKeys);
+  lookahead->Announce({keys, hashes, slots, 300});
   PolicyDemand demand;
   demand.coming = 300;
   EXPECT_EQ(PlanPolicyBytes(EvictionPolicyKind::kLookahead, kSlots, demand), lookahead->allocated_bytes());

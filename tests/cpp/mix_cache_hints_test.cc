@@ -108,14 +108,31 @@ TEST_F(HintsTest, BatchesWithoutKeysDoNotCount) {
 
 TEST_F(HintsTest, AnAnnouncementIsCheckedAndChangesNoCounter) {
   Make(EvictionPolicyKind::kLookahead, 4);
-  ReceivedKeys received = Range(0, 2);
+  Train(Range(10, 14));
+  EXPECT_TRUE(Announce(Range(0, 2)));  // Its keys are of no use: it is the next batch.
+  ReceivedKeys received = Range(2, 4);
   received.tables[0] = 7;
   bool noted = true;
   EXPECT_EQ(cache_->Announce(received, &noted).code(), StatusCode::kInvalidArgument);
   EXPECT_FALSE(noted);
-  EXPECT_TRUE(Announce(Range(0, 2)));
-  EXPECT_EQ(Stats().requested, 0);
-  EXPECT_EQ(Stats().cached_rows, 0);
+  EXPECT_TRUE(Announce(Range(2, 4)));
+  EXPECT_EQ(Stats().requested, 4);
+  EXPECT_EQ(Stats().cached_rows, 4);
+}
+
+TEST_F(HintsTest, KeysAreLookedAtOnlyWhereSlotsMayRunOut) {
+  Make(EvictionPolicyKind::kLookahead, 10);
+  const int64_t bytes = cache_->Stats().host_bytes;
+  for (int64_t i = 0; i < 10; i += 2) EXPECT_TRUE(Announce(Range(i, i + 2)));
+  EXPECT_EQ(cache_->Stats().host_bytes, bytes);
+  EXPECT_TRUE(Announce(Range(10, 12)));  // The five batches before it fill all slots, and no more.
+  EXPECT_EQ(cache_->Stats().host_bytes, bytes);
+  EXPECT_TRUE(Announce(Range(0, 2)));  // The sixth batch evicts, and shall leave these two.
+  EXPECT_GT(cache_->Stats().host_bytes, bytes);
+  for (int64_t i = 0; i < 12; i += 2) Train(Range(i, i + 2));
+  Train(Range(0, 2));
+  EXPECT_EQ(Stats().hits, 2);
+  EXPECT_EQ(Stats().evictions, 2);
 }
 
 TEST_F(HintsTest, AnnounceWhileAPrefetchWaitsForRoom) {

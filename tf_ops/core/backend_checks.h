@@ -6,7 +6,6 @@
 #ifndef HVD_CTR_CORE_BACKEND_CHECKS_H_
 #define HVD_CTR_CORE_BACKEND_CHECKS_H_
 
-#include <algorithm>
 #include <cstdint>
 
 #include "tf_ops/core/options.h"
@@ -16,16 +15,7 @@
 namespace hvd_ctr {
 
 /// Position of the first value outside [-1, limit), or -1 if there is none. One vectorised pass when all is well.
-inline int64_t FirstOutside(Span<const int32_t> values, int64_t limit) {
-  const uint32_t bound = static_cast<uint32_t>(std::clamp<int64_t>(limit, 0, INT32_MAX));
-  uint32_t highest = 0;
-  for (const int32_t value : values) highest = std::max(highest, static_cast<uint32_t>(value) + 1u);  // -1 wraps to 0.
-  if (highest <= bound) return -1;
-  for (int64_t i = 0; i < values.size(); ++i) {
-    if (static_cast<uint32_t>(values[i]) + 1u > bound) return i;
-  }
-  return -1;
-}
+int64_t FirstOutside(Span<const int32_t> values, int64_t limit);
 
 class BackendChecks {
  public:

@@ -52,8 +52,8 @@ bool PlanBatch(const SlotDirectory& directory, EvictionPolicy* policy, const Pla
   return true;
 }
 
-void CommitPlan(const CachePlan& plan, Span<const Key> keys, Span<const uint64_t> hashes, SlotDirectory* directory,
-                EvictionPolicy* policy) {
+void CommitPlan(const CachePlan& plan, Span<const Key> keys, Span<const uint64_t> hashes, int64_t requested,
+                SlotDirectory* directory, EvictionPolicy* policy) {
   CommitEvictions(plan, directory, policy);
   const size_t loads = plan.loads.size();
   for (size_t m = 0; m < loads; ++m) {
@@ -61,7 +61,7 @@ void CommitPlan(const CachePlan& plan, Span<const Key> keys, Span<const uint64_t
     const int32_t k = plan.loads[m];
     policy->Load(directory->Insert(keys[k], hashes[k]), keys[k], hashes[k]);
   }
-  policy->Arrive({keys, hashes, plan.slots});
+  policy->Arrive({keys, hashes, plan.slots, requested});
   policy->Use(plan.slots);
 }
 

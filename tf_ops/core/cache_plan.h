@@ -54,8 +54,8 @@ bool PlanBatch(const SlotDirectory& directory, EvictionPolicy* policy, const Pla
 
 /// Carries the plan out in directory and policy: evicted keys leave, loaded keys enter, all working keys count as used in their
 /// order. Precondition: neither has changed since PlanBatch. keys and hashes as in the request.
-void CommitPlan(const CachePlan& plan, Span<const Key> keys, Span<const uint64_t> hashes, SlotDirectory* directory,
-                EvictionPolicy* policy);
+void CommitPlan(const CachePlan& plan, Span<const Key> keys, Span<const uint64_t> hashes, int64_t requested,
+                SlotDirectory* directory, EvictionPolicy* policy);
 
 /// Carries out the evictions only: for a batch that failed after its slots were overwritten. Evicted keys leave, their slots are
 /// free.

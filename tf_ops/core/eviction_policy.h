@@ -45,7 +45,11 @@ struct BatchKeys {
   Span<const Key> keys;         ///< (K)
   Span<const uint64_t> hashes;  ///< (K)
   Span<const Slot> slots;       ///< (K)
+  int64_t requested = 0;        ///< R: keys as they were requested, repetitions included.
 };
+
+/// What a policy makes of the announcement of a batch.
+enum class Expectation { kRefused, kNoted, kWantsKeys };
 
 class EvictionPolicy {
  public:
@@ -62,9 +66,12 @@ class EvictionPolicy {
   virtual void PickVictims(int64_t count, const BusySlots& busy, std::vector<Slot>* victims) = 0;
   virtual int64_t allocated_bytes() const = 0;
 
-  /// lookahead: a batch that will come after those announced before. False: not noted (the window is full, or the policy looks
-  /// at the past only, or the batch has no keys). May throw std::bad_alloc and then has noted nothing.
-  virtual bool Announce(const BatchKeys& /*batch*/) { return false; }
+  /// lookahead: a batch of that many requested keys will come after those announced before. kNoted without its keys where no
+  /// victim can be picked before it comes, as the batches before it fit into the free slots. kRefused: the window is full, or the
+  /// policy looks at the past only, or the batch has no keys.
+  virtual Expectation Expect(int64_t /*requested*/, int64_t /*free_slots*/) { return Expectation::kRefused; }
+  /// lookahead, where Expect answered kWantsKeys: the batch's keys. May throw std::bad_alloc and then has noted nothing.
+  virtual void Announce(const BatchKeys& /*batch*/) {}
   /// lookahead: the announced batches will not come.
   virtual void EndAnnouncements() {}
   /// The batch has come; all its keys are cached by now. Comes before its Use. Ends the oldest announcement of the same keys and

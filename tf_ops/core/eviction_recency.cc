@@ -118,45 +118,49 @@ class LookaheadPolicy final : public LruPolicy {
     if (!masks_.empty()) masks_[slot] = 0;
   }
 
-  bool Announce(const BatchKeys& batch) override {
+  Expectation Expect(int64_t requested, int64_t free_slots) override {
+    if (open_.size() >= window_ || requested == 0) return Expectation::kRefused;
+    int64_t before = 0;
+    for (const Announced& announced : open_) before += announced.requested;
+    if (before > free_slots) return Expectation::kWantsKeys;
+    open_.push_back({requested});
+    return Expectation::kNoted;
+  }
+
+  void Announce(const BatchKeys& batch) override {
     const int64_t count = batch.keys.size();
-    if (open_.size() >= window_ || count == 0) return false;
     coming_.Reserve(coming_.size() + count);
     if (masks_.empty()) AssignHuge(static_cast<size_t>(slots()), uint64_t{0}, &masks_);
-    open_.push_back({count, Sum(batch)});
+    open_.push_back({batch.requested, true, Sum(batch)});
     const uint64_t bit = Bit(open_.size() - 1);
     for (int64_t k = 0; k < count; ++k) {
       if (k + kAhead < count) coming_.Prefetch(batch.hashes[k + kAhead]);
       coming_.FindOrInsert(batch.keys[k], batch.hashes[k]) |= bit;
       if (batch.slots[k] != kNoSlot) masks_[batch.slots[k]] |= bit;
     }
-    return true;
   }
 
   void EndAnnouncements() override { End(open_.size()); }
 
   void Arrive(const BatchKeys& batch) override {
-    if (open_.empty() || batch.keys.size() == 0) return;
-    const Announced arrived{batch.keys.size(), Sum(batch)};
-    const auto found = std::find(open_.begin(), open_.end(), arrived);
+    if (open_.empty() || batch.requested == 0) return;
+    const uint64_t sum = Sum(batch);
+    const auto found = std::find_if(open_.begin(), open_.end(), [&batch, sum](const Announced& announced) {
+      return announced.requested == batch.requested && (!announced.with_keys || announced.sum == sum);
+    });
     if (found == open_.end()) {
       if (++unannounced_ >= window_) End(open_.size());
       return;
     }
     unannounced_ = 0;
     End(static_cast<size_t>(found - open_.begin()));
-    const uint64_t others = ~Bit(0);
-    const int64_t count = batch.keys.size();
-    for (int64_t k = 0; k < count; ++k) {
-      if (k + kAhead < count) coming_.Prefetch(batch.hashes[k + kAhead]);
-      masks_[batch.slots[k]] = coming_.KeepBits(batch.keys[k], batch.hashes[k], others);
-    }
+    if (open_.front().with_keys) ForgetFirst(batch);
     open_.erase(open_.begin());
     ++first_;
   }
 
   void PickVictims(int64_t count, const BusySlots& busy, std::vector<Slot>* victims) override {
-    if (open_.empty()) {
+    if (coming_.size() == 0) {
       PickOldest(count, busy, victims);
       return;
     }
@@ -177,11 +181,11 @@ class LookaheadPolicy final : public LruPolicy {
  private:
   static constexpr int64_t kAhead = 8;
 
-  // The sum of the hashes tells batches apart: equal sums of different batches would only make a choice worse.
+  // Number and sum of the hashes tell batches apart: taking one for another would only make a choice worse.
   struct Announced {
-    int64_t keys;
-    uint64_t sum;
-    friend bool operator==(const Announced& a, const Announced& b) { return a.keys == b.keys && a.sum == b.sum; }
+    int64_t requested = 0;
+    bool with_keys = false;
+    uint64_t sum = 0;
   };
 
   static uint64_t Sum(const BatchKeys& batch) {
@@ -198,6 +202,16 @@ class LookaheadPolicy final : public LruPolicy {
     const uint64_t shift = first_ % 64;
     const uint64_t mask = masks_[slot];
     return static_cast<size_t>(__builtin_ctzll(shift == 0 ? mask : mask >> shift | mask << (64 - shift)));
+  }
+
+  /// The batch of the first announcement has come.
+  void ForgetFirst(const BatchKeys& batch) {
+    const uint64_t others = ~Bit(0);
+    const int64_t count = batch.keys.size();
+    for (int64_t k = 0; k < count; ++k) {
+      if (k + kAhead < count) coming_.Prefetch(batch.hashes[k + kAhead]);
+      masks_[batch.slots[k]] = coming_.KeepBits(batch.keys[k], batch.hashes[k], others);
+    }
   }
 
   /// Ends the first `count` announcements; their batches do not come.

@@ -125,8 +125,9 @@ class MixCache {
   virtual Status ImportLife(int32_t table, Span<const int64_t> ids, Span<const RowLife::Id> life, int64_t* foreign) = 0;
   /// A hint for the policy `lookahead`, which changes speed and never a number: the keys of a batch that will be prefetched after
   /// those announced before. Its Prefetch ends the announcement; so does the Prefetch of a batch announced later, as this one was
-  /// skipped then. *noted is false where the policy is another or options().window batches are announced already. Moves no rows
-  /// and does not wait for Prefetch; may be called from a thread of its own.
+  /// skipped then. *noted is false where the policy is another or options().window batches are announced already. Keys are looked
+  /// at, and checked, only where slots may run out before the batch comes. Moves no rows and does not wait for Prefetch; may be
+  /// called from a thread of its own.
   virtual Status Announce(const ReceivedKeys& received, bool* noted) = 0;
   /// The announced batches will not be prefetched: what they need is no longer kept for them.
   virtual void EndAnnouncements() = 0;

@@ -11,11 +11,18 @@ Status MixCacheImpl::Announce(const ReceivedKeys& received, bool* noted) {
   HVD_CTR_RETURN_IF_ERROR(CheckReceived(received));
   std::lock_guard<std::mutex> serial(announce_mutex_);
   return Guard("an announced batch (lower embedding.cache.window)", [&]() -> Status {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const Expectation expectation = policy_->Expect(received.ids.size(), directory_.free_slots());
+      *noted = expectation == Expectation::kNoted;
+      if (expectation != Expectation::kWantsKeys) return Status::Ok();
+    }
     HVD_CTR_RETURN_IF_ERROR(announce_merge_.Run(received.ids, received.tables, &announced_));
     announced_slots_.resize(announced_.keys.size());
     std::lock_guard<std::mutex> lock(mutex_);
     directory_.Find(announced_.keys, announced_.hashes, announced_slots_.data());
-    *noted = policy_->Announce({announced_.keys, announced_.hashes, announced_slots_});
+    policy_->Announce({announced_.keys, announced_.hashes, announced_slots_, static_cast<int64_t>(received.ids.size())});
+    *noted = true;
     announce_bytes_ =
         announce_merge_.allocated_bytes() +
         static_cast<int64_t>(announced_.keys.capacity() * sizeof(Key) + announced_.hashes.capacity() * sizeof(uint64_t) +

@@ -150,7 +150,7 @@ void MixCacheImpl::CountEvictions() {
 
 int64_t MixCacheImpl::OpenTicket(std::unique_ptr<Ticket> ticket, const ReceivedKeys& received) {
   std::lock_guard<std::mutex> lock(mutex_);
-  CommitPlan(plan_, merged_.keys, merged_.hashes, &directory_, policy_.get());
+  CommitPlan(plan_, merged_.keys, merged_.hashes, static_cast<int64_t>(received.ids.size()), &directory_, policy_.get());
   CountEvictions();
   CountBatch(received);
   for (const Slot slot : ticket->slots) pinned_slots_ += pins_[static_cast<size_t>(slot)]++ == 0;
