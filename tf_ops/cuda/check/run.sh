@@ -75,7 +75,7 @@ int main(int argc, char** argv) { testing::InitGoogleTest(&argc, argv); return R
   gtest_include="" gtest_library="-lgtest"
 fi
 made=$build/${host:+host_}$arch suite_objects=suites${gtest_library:+_gtest}
-mkdir -p "$made/$suite_objects" || fail "cannot make $made"
+mkdir -p "$build/library" "$made/$suite_objects" || fail "cannot make $made"
 
 common="-std=c++17 -O2 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -I."
 device_code="-std=c++17 -O3 -arch=$arch -fmad=false -prec-div=true -prec-sqrt=true -ftz=false -I."
@@ -83,45 +83,43 @@ device_code+=" -Xcompiler -Wall,-Wextra,-ffp-contract=off"
 tested="-DHVD_CTR_DEVICE_UNDER_TEST ${host:+-DHVD_CTR_CHECK_HOST} $gtest_include"
 
 # One line per object: its name, and the command that makes it. Longest first.
-object() { echo "$made/$1.o $2 -c $3 -o $made/$1.o"; }
+object() { echo "$1.o $2 -c $3 -o $1.o"; }
 objects() {
   if [ -n "$suites" ]; then
-    object $suite_objects/main "$cxx $common $tested" "$here/suites_main.cc"
+    object "$made/$suite_objects/main" "$cxx $common $tested" "$here/suites_main.cc"
     for name in mix_cache_random mix_cache cuda_on_cpu mix_cache_threads; do
-      object "$suite_objects/$name" "$cxx $common $tested" "tests/cpp/${name}_test.cc"
+      object "$made/$suite_objects/$name" "$cxx $common $tested" "tests/cpp/${name}_test.cc"
     done
   fi
   if [ -z "$host" ]; then
     for name in check/gpu_check cuda_backend cuda_pool cuda_runtime; do
-      object "$(basename "$name")_cu" "$nvcc $device_code" "tf_ops/cuda/$name.cu"
+      object "$made/$(basename "$name")_cu" "$nvcc $device_code" "tf_ops/cuda/$name.cu"
     done
   else
-    object host_check "$cxx $common" "$here/host_check.cc"
+    object "$made/host_check" "$cxx $common" "$here/host_check.cc"
   fi
   for source in $here/{training_loop,bench_device,report}.cc tf_ops/{cpu,core,cuda}/*.cc; do
     case $source in */criteo_parser.cc | */usual_criteo_line.cc | */shared_*.cc) continue ;; esac
-    object "$(basename "$source" .cc)" "$cxx $common" "$source"
+    object "$build/library/$(basename "$source" .cc)" "$cxx $common" "$source"
   done
 }
 
-newest=$(find tf_ops tests/cpp -name '*.h' -newer "$made/.built" -print -quit 2>/dev/null || true)
-[ -f "$made/.built" ] || newest=all
+newest=$(find tf_ops tests/cpp -name '*.h' -printf '%T@ %p\n' | sort -n | tail -n 1 | cut -d ' ' -f 2-)
 say "building with $jobs jobs in $made"
 objects | while read -r target command; do
   source=${command##* -c } source=${source%% *}
-  [ -z "$newest" ] && [ "$target" -nt "$source" ] || echo "$command"
+  [ "$target" -nt "$newest" ] && [ "$target" -nt "$source" ] || echo "$command"
 done | tr '\n' '\0' | xargs -0 -r -n 1 -P "$jobs" bash -c 'bash -c "$0" || exit 255' || fail "the build; see above"
-touch "$made/.built"
 
-library=() program=host_check
-for object in "$made"/*.o; do
-  case $object in */host_check.o | */gpu_check_cu.o) ;; *) library+=("$object") ;; esac
-done
-link="$cxx"
+# Not by name patterns: a build folder that is used again may hold objects whose sources are gone.
+made_here() { objects | cut -d ' ' -f 1 | grep "^$1"; }
+mapfile -t library < <(made_here "$build/library/"; made_here "$made/cuda_")
+program=host_check link="$cxx"
 if [ -z "$host" ]; then link="$nvcc -arch=$arch" program=gpu_check_cu; fi
 $link "$made/$program.o" "${library[@]}" -lpthread -o "$made/check" || fail "linking the measurements"
 if [ -n "$suites" ]; then
-  $link "$made/$suite_objects"/*.o "${library[@]}" $gtest_library -lpthread -o "$made/$suite_objects/suites" ||
+  mapfile -t suite < <(made_here "$made/$suite_objects/")
+  $link "${suite[@]}" "${library[@]}" $gtest_library -lpthread -o "$made/$suite_objects/suites" ||
     fail "linking the suites"
 fi
 if [ "$arch" != native ]; then
