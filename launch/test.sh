@@ -12,7 +12,7 @@
 #   TSAN=1                       adds the tsan stage to a full run
 #   HVD_CTR_TEST_RANKS="1 2 4"   the sizes of the parallel stage
 #   HVD_CTR_ALL_TESTS=1          all tests also with more ranks than cores
-#   HVD_CTR_FULL_MATRIX=1        the exactness matrix as the full product: 360 runs per number of ranks instead of 5 to 20
+#   HVD_CTR_FULL_MATRIX=1        the exactness matrix as the full product: about 370 runs per number of ranks instead of 5 to 20
 #   HVD_CTR_LONG=1               kill -9 at 20 moments instead of 2
 #   HVD_CTR_NO_SYSTEM_GTEST=1    takes GoogleTest from Debian's package, as on a machine that has none
 set -euo pipefail

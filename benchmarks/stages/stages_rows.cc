@@ -52,7 +52,7 @@ int64_t CountAll(const std::vector<std::vector<Slot>>& batches) {
 struct Arena {
   Arena(int32_t dim, const RowOptimizerOptions& optimizer)
       : record_floats(dim + StateFloats(optimizer, dim)),
-        stride(CpuRecordStride(record_floats)),
+        stride(LayOutCpuRecords(RowType::kFloat32, dim, record_floats - dim).stride_bytes / static_cast<int64_t>(sizeof(float))),
         slots(kArenaBytes / (stride * static_cast<int64_t>(sizeof(float)))),
         backend(MakeCpuBackend()),
         bare(slots * stride) {

@@ -28,8 +28,8 @@ constexpr int64_t kSlots = int64_t{1} << 21;
 class Touched final : public DeviceBackend {
  public:
   explicit Touched(bool touch) : touch_(touch), inner_(MakeCpuBackend()) {}
-  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats) override {
-    HVD_CTR_RETURN_IF_ERROR(inner_->Allocate(slots, dim, state_floats));
+  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type) override {
+    HVD_CTR_RETURN_IF_ERROR(inner_->Allocate(slots, dim, state_floats, row_type));
     InlineRunner runner;
     const std::vector<float> records(static_cast<size_t>(4096 * (dim + state_floats)), 0.0f);
     std::vector<Slot> some;

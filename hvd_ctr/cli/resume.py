@@ -7,7 +7,8 @@ A checkpoint keeps what the run was made of (`run_facts`). On --resume
                                                                       change, which is how the next day's data comes in
     what only steers (learning rates, dropout, ...)                   may change, and is told
 
-The number of ranks, the cache, the host tier, the pipeline and the threads are free: they do not change the model.
+The number of ranks, the cache, the host tier, the pipeline and the threads are free: they do not change the model. Of
+the cache, row_dtype does: it steers how rows are rounded from then on.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def run_facts(config: TrainConfig, train_files: Sequence[str]) -> dict[str, Any]
         "data.format": config.data.format,
         "embedding.shared": config.embedding.shared,
     }
-    steering: dict[str, Any] = {}
+    steering: dict[str, Any] = {"embedding.cache.row_dtype": config.embedding.cache.row_dtype}
     if config.data.columns is not None:
         state["data.columns"] = config.data.columns.model_dump(mode="json")
     for name, value in config.model.model_dump(mode="json").items():

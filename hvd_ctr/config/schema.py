@@ -127,9 +127,18 @@ class FeatureConfig(_Frozen):
 
 
 class CacheConfig(_Frozen):
-    """Device cache of the rows a rank owns. Its size changes speed, never results."""
+    """Device cache of the rows a rank owns. It changes speed, never results, but for row_dtype, which rounds rows."""
 
     slots: int = Field(default=65536, ge=1, description="Rows cached per rank, for each group of tables with one dim.")
+    row_dtype: Literal["float32", "float16", "bfloat16"] = Field(
+        default="float32",
+        description=(
+            "How the cache stores the values of a row. float16 and bfloat16 take half the device memory; each update "
+            "is computed in float32 and rounded to them, so that updates below half a unit in the last place are lost "
+            "(float16: 11 bits, values up to 65504; bfloat16: 8 bits, any size). Optimizer state, rows on the host and "
+            "checkpoints are float32. Any cache size gives the same numbers, here too."
+        ),
+    )
     policy: Literal["lru", "lfu", "clock", "freq", "lookahead"] = Field(
         default="lookahead",
         description=(

@@ -187,6 +187,7 @@ def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, hos
         name=f"dim{layout.dim}",
         dim=layout.dim,
         slots=cache.slots,
+        row_dtype=cache.row_dtype,
         policy=cache.policy,
         window=cache.window,
         world_size=ranks,

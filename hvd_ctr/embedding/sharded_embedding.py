@@ -113,6 +113,7 @@ class TableGroup:
                 name=self.name,
                 dim=layout.dim,
                 slots=cache.slots,
+                row_dtype=cache.row_dtype,
                 policy=cache.policy,
                 window=cache.window,
                 rank=comm.rank,

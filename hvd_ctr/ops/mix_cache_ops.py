@@ -26,10 +26,11 @@ from hvd_ctr.ops import native
 
 Tensor = Any
 
-# Numbers of the enums in tf_ops/core/options.h; stored in checkpoints, never renumber.
+# Numbers of the enums in tf_ops/core/options.h and row_type.h; stored in checkpoints, never renumber.
 OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3, "ftrl": 4}
 INITIALIZERS = {"constant": 0, "uniform": 1, "normal": 2}
 INVALID_ID_POLICIES = {"error": 0, "skip": 1}
+ROW_TYPES = {"float32": 0, "float16": 1, "bfloat16": 2}
 EVICTION_POLICIES = {"lru": 0, "lfu": 1, "clock": 2, "freq": 3, "lookahead": 4}
 HOST_KINDS = {"ram": 0, "disk": 1}
 
@@ -91,6 +92,8 @@ class MixCacheSpec:
         name: for messages.
         dim: D, floats per row.
         slots: S, rows cached on this rank.
+        row_dtype: a key of ROW_TYPES, how the device stores rows; a row is rounded to it whenever it is set. The rows
+            and gradients of the ops are float32 all the same, and so is the optimizer state.
         policy: a key of EVICTION_POLICIES.
         window: batches that may be announced ahead (lookahead), 0 .. 64.
         rank: this rank, 0 .. world_size-1.
@@ -109,6 +112,7 @@ class MixCacheSpec:
     tables: Sequence[TableConfig]
     features: Sequence[str] = ()
     feature_tables: Sequence[int] = ()
+    row_dtype: str = "float32"
     policy: str = "lru"
     window: int = 8
     rank: int = 0
@@ -182,6 +186,7 @@ def create(spec: MixCacheSpec) -> Tensor:
                 cache_name=spec.name,
                 dim=spec.dim,
                 slots=spec.slots,
+                row_type=_number(ROW_TYPES, spec.row_dtype, "row_dtype"),
                 policy=_number(EVICTION_POLICIES, spec.policy, "policy"),
                 window=spec.window,
                 rank=spec.rank,

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_ctr.ops import native
-from hvd_ctr.ops.mix_cache_ops import EVICTION_POLICIES, HOST_KINDS, OPTIMIZERS, MixCacheSpec
+from hvd_ctr.ops.mix_cache_ops import EVICTION_POLICIES, HOST_KINDS, OPTIMIZERS, ROW_TYPES, MixCacheSpec
 
 tf.no_gradient("HvdCtrPlanMemory")
 
@@ -81,6 +81,7 @@ def plan_memory(spec: MixCacheSpec, demand: MemoryDemand) -> PlannedMemory:
                 demand=tf.constant(fields, tf.int64),
                 dim=spec.dim,
                 slots=spec.slots,
+                row_type=ROW_TYPES[spec.row_dtype],
                 policy=EVICTION_POLICIES[spec.policy],
                 optimizer_kinds=[OPTIMIZERS[optimizer.kind] for optimizer in optimizers],
                 row_steps=[optimizer.bias_correction == "row" for optimizer in optimizers],

@@ -1,8 +1,9 @@
 // The test suite that every DeviceBackend passes. A backend's test file includes this header and registers a factory:
 //
-//   INSTANTIATE_TEST_SUITE_P(Cpu, BackendConformance, testing::Values(&MakeCpuBackend));
+//   INSTANTIATE_TEST_SUITE_P(Cpu, BackendConformance, OfAllRowTypes(&MakeCpuBackend), BackendCaseName);
 //
-// Expected values come from row_math.h applied row by row and from plain loops; comparisons are bit for bit.
+// Expected values come from row_math.h applied row by row, rounded to the row type, and from plain loops; comparisons are bit for
+// bit.
 #ifndef HVD_CTR_TESTS_CPP_BACKEND_CONFORMANCE_H_
 #define HVD_CTR_TESTS_CPP_BACKEND_CONFORMANCE_H_
 
@@ -18,13 +19,25 @@
 #include <thread>
 #include <vector>
 
+#include "tests/cpp/test_backends.h"
 #include "tests/cpp/thread_runner.h"
 #include "tf_ops/core/device_backend.h"
 #include "tf_ops/core/row_math.h"
 
 namespace hvd_ctr {
 
-using BackendFactory = std::unique_ptr<DeviceBackend> (*)();
+struct BackendCase {
+  BackendFactory make;
+  RowType row_type;
+};
+
+/// The suite's parameters for one backend: every type of rows.
+inline auto OfAllRowTypes(BackendFactory make) {
+  return testing::Values(BackendCase{make, RowType::kFloat32}, BackendCase{make, RowType::kFloat16},
+                         BackendCase{make, RowType::kBfloat16});
+}
+
+inline std::string BackendCaseName(const testing::TestParamInfo<BackendCase>& info) { return RowTypeName(info.param.row_type); }
 
 /// Widths with every kind of remainder, and wide ones (FC 47).
 inline const std::vector<int32_t>& TestDims() {
@@ -72,15 +85,28 @@ inline std::vector<RowOptimizerOptions> AllOptimizers() {
   return all;
 }
 
-class BackendConformance : public testing::TestWithParam<BackendFactory> {
+class BackendConformance : public testing::TestWithParam<BackendCase> {
  protected:
-  /// A backend whose records are random, and the same records beside it: records_ (slots, record_floats). State is positive, as
-  /// the squared sums in it are; the last float of a record (Adam's own count) is a small whole number.
+  std::unique_ptr<DeviceBackend> Make() const { return GetParam().make(); }
+  RowType row_type() const { return GetParam().row_type; }
+
+  /// What the device makes of a row (n).
+  void Round(float* row, int64_t n) const {
+    for (int64_t j = 0; j < n; ++j) row[j] = RoundToRowType(row_type(), row[j]);
+  }
+  /// The same for the rows of records (n, record_floats).
+  std::vector<float> Rounded(std::vector<float> records) const {
+    for (size_t begin = 0; begin < records.size(); begin += static_cast<size_t>(floats_)) Round(&records[begin], dim_);
+    return records;
+  }
+
+  /// A backend whose records are random, and the same records beside it, rounded: records_ (slots, record_floats). State is
+  /// positive, as the squared sums in it are; the last float of a record (Adam's own count) is a small whole number.
   void Fill(int64_t slots, int32_t dim, int32_t state_floats, uint64_t seed) {
-    backend_ = GetParam()();
+    backend_ = Make();
     dim_ = dim;
     floats_ = dim + state_floats;
-    ASSERT_TRUE(backend_->Allocate(slots, dim, state_floats).ok());
+    ASSERT_TRUE(backend_->Allocate(slots, dim, state_floats, row_type()).ok());
     records_ = RandomFloats(static_cast<size_t>(slots * floats_), seed);
     for (int64_t s = 0; s < slots; ++s) {
       for (int32_t j = dim; j < floats_; ++j) records_[s * floats_ + j] = std::abs(records_[s * floats_ + j]);
@@ -89,6 +115,7 @@ class BackendConformance : public testing::TestWithParam<BackendFactory> {
     std::vector<Slot> all(static_cast<size_t>(slots));
     std::iota(all.begin(), all.end(), 0);
     ASSERT_TRUE(backend_->StoreRecords(all, records_.data(), &inline_runner_).ok());
+    records_ = Rounded(std::move(records_));
   }
 
   std::vector<float> FetchAll() {
@@ -114,7 +141,7 @@ class BackendConformance : public testing::TestWithParam<BackendFactory> {
 };
 
 TEST_P(BackendConformance, CallsBeforeAllocateAndASecondAllocateAreRefused) {
-  std::unique_ptr<DeviceBackend> backend = GetParam()();
+  std::unique_ptr<DeviceBackend> backend = Make();
   float row[4] = {};
   const std::vector<Slot> slots = {0};
   const std::vector<int32_t> tables = {0};
@@ -125,20 +152,30 @@ TEST_P(BackendConformance, CallsBeforeAllocateAndASecondAllocateAreRefused) {
   EXPECT_EQ(backend->UpdateRows(slots, tables, row, optimizers, 1, 1.0f, &inline_runner_).code(),
             StatusCode::kFailedPrecondition);
   EXPECT_EQ(backend->allocated_bytes(), 0);
-  ASSERT_TRUE(backend->Allocate(10, 2, 2).ok());
-  EXPECT_GE(backend->allocated_bytes(), 10 * 4 * static_cast<int64_t>(sizeof(float)));
-  EXPECT_EQ(backend->Allocate(10, 2, 2).code(), StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(backend->Allocate(10, 2, 2, row_type()).ok());
+  EXPECT_GE(backend->allocated_bytes(), 10 * (2 * RowElementBytes(row_type()) + 2 * static_cast<int64_t>(sizeof(float))));
+  EXPECT_EQ(backend->Allocate(10, 2, 2, row_type()).code(), StatusCode::kFailedPrecondition);
+}
+
+TEST_P(BackendConformance, NarrowRowsTakeLessMemory) {
+  const auto bytes = [this](RowType type) {
+    std::unique_ptr<DeviceBackend> backend = Make();
+    EXPECT_TRUE(backend->Allocate(1000, 64, 64, type).ok());
+    return backend->allocated_bytes();
+  };
+  EXPECT_EQ(bytes(RowType::kFloat32) - bytes(row_type()), 1000 * 64 * (4 - RowElementBytes(row_type())));
 }
 
 TEST_P(BackendConformance, AllocateNamesTheBytesItCannotGet) {
-  std::unique_ptr<DeviceBackend> backend = GetParam()();
-  const Status status = backend->Allocate(2147483647, 1 << 16, 1 << 16);  // 1 PiB
+  std::unique_ptr<DeviceBackend> backend = Make();
+  const Status status = backend->Allocate(2147483647, 1 << 16, 1 << 16, row_type());  // 1 PiB
+  const int64_t bytes = 2147483647 * int64_t{1 << 16} * (RowElementBytes(row_type()) + 4);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_NE(status.message().find("1125899906318336"), std::string::npos) << status.message();
-  for (const int32_t dim : {0, -1}) EXPECT_EQ(GetParam()()->Allocate(1, dim, 0).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(GetParam()()->Allocate(-1, 4, 0).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(GetParam()()->Allocate(1, 4, -1).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(GetParam()()->Allocate(int64_t{1} << 31, 4, 0).code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find(std::to_string(bytes)), std::string::npos) << status.message();
+  for (const int32_t dim : {0, -1}) EXPECT_EQ(Make()->Allocate(1, dim, 0).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Make()->Allocate(-1, 4, 0).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Make()->Allocate(1, 4, -1).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Make()->Allocate(int64_t{1} << 31, 4, 0).code(), StatusCode::kInvalidArgument);
 }
 
 TEST_P(BackendConformance, RecordsComeBackAsStored) {
@@ -148,6 +185,30 @@ TEST_P(BackendConformance, RecordsComeBackAsStored) {
       EXPECT_TRUE(SameBits(FetchAll(), records_)) << "dim " << dim << " state " << state;
     }
   }
+}
+
+TEST_P(BackendConformance, EdgesOfTheRowTypeAreRoundedAsDefinedAndStateIsNot) {
+  std::vector<float> values = {0.0f, -0.0f, 1.00390625f, 65504.0f, 65519.0f, 65520.0f, -1e30f, 3e38f, INFINITY, -INFINITY, NAN};
+  for (const float power : {0x1p-14f, 0x1p-24f, 0x1p-25f, 0x1p-126f, 0x1p-133f, 0x1p-134f, 0x1p-149f}) {
+    for (const float factor : {1.0f, -1.5f, 0.75f, 1.00390625f}) values.push_back(power * factor);
+  }
+  const auto dim = static_cast<int32_t>(values.size());
+  Fill(3, dim, dim, 5);
+  std::vector<float> record = values;
+  record.insert(record.end(), values.begin(), values.end());
+  const std::vector<Slot> slot = {1};
+  ASSERT_TRUE(backend_->StoreRecords(slot, record.data(), &inline_runner_).ok());
+  std::vector<float> row(values.size());
+  ASSERT_TRUE(backend_->GatherRows(slot, row.data(), &inline_runner_).ok());
+  Round(record.data(), dim);
+  EXPECT_TRUE(SameBits(row, {record.begin(), record.begin() + dim}));
+  std::vector<float> fetched(record.size());
+  ASSERT_TRUE(backend_->FetchRecords(slot, fetched.data(), &inline_runner_).ok());
+  EXPECT_TRUE(SameBits(fetched, record));
+  // What came from the device goes back to it unchanged.
+  ASSERT_TRUE(backend_->StoreRecords(slot, fetched.data(), &inline_runner_).ok());
+  ASSERT_TRUE(backend_->FetchRecords(slot, record.data(), &inline_runner_).ok());
+  EXPECT_TRUE(SameBits(fetched, record));
 }
 
 TEST_P(BackendConformance, GatherReadsRowsAndAnswersNoSlotWithZeros) {
@@ -174,10 +235,10 @@ TEST_P(BackendConformance, StoreSkipsNoSlotAndFetchAnswersItWithZeros) {
   const std::vector<Slot> slots = {2, kNoSlot, 0};
   const std::vector<float> fresh = RandomFloats(12, 6);
   ASSERT_TRUE(backend_->StoreRecords(slots, fresh.data(), &inline_runner_).ok());
-  std::copy(fresh.begin(), fresh.begin() + 4, records_.begin() + 8);
-  std::copy(fresh.begin() + 8, fresh.end(), records_.begin());
+  std::vector<float> back(12, 99.0f), expected = Rounded(fresh);
+  std::copy(expected.begin(), expected.begin() + 4, records_.begin() + 8);
+  std::copy(expected.begin() + 8, expected.end(), records_.begin());
   EXPECT_TRUE(SameBits(FetchAll(), records_));
-  std::vector<float> back(12, 99.0f), expected = fresh;
   std::fill(expected.begin() + 4, expected.begin() + 8, 0.0f);
   ASSERT_TRUE(backend_->FetchRecords(slots, back.data(), &inline_runner_).ok());
   EXPECT_TRUE(SameBits(back, expected));
@@ -201,6 +262,7 @@ TEST_P(BackendConformance, FirstRecordsAreInitialRowAndState) {
       std::fill(record, record + floats_, 0.0f);
       const bool first = keys[i].table == 0;
       InitialRow(first ? normal : uniform, 5, first ? 100 : 101, keys[i].id, dim, record);
+      Round(record, dim);
       InitialState(first ? row_wise : RowOptimizerOptions(), dim, record + dim);
     }
     for (const int threads : {1, 3}) {
@@ -221,7 +283,7 @@ TEST_P(BackendConformance, EmptyCallsDoNothing) {
   EXPECT_TRUE(backend_->GatherRows(no_slots, none.data(), &inline_runner_).ok());
   EXPECT_TRUE(backend_->SegmentSum(none.data(), no_slots, 0, none.data(), &inline_runner_).ok());
   EXPECT_TRUE(SumOf(none, {}, 2, &inline_runner_) == std::vector<float>(6, 0.0f));
-  std::unique_ptr<DeviceBackend> empty = GetParam()();
+  std::unique_ptr<DeviceBackend> empty = Make();
   EXPECT_TRUE(empty->Allocate(0, 3, 0).ok());
   EXPECT_TRUE(empty->GatherRows(no_slots, none.data(), &inline_runner_).ok());
 }
@@ -269,6 +331,7 @@ TEST_P(BackendConformance, UpdateRowsEqualsRowMathAndLeavesOtherRowsAlone) {
           float* record = &expected[static_cast<size_t>(used[k]) * floats_];
           const RowOptimizerOptions& options = optimizers[tables[k]];
           UpdateRow(options, step, options.learning_rate * 0.5f, &gradients[k * dim], dim, record, record + dim);
+          Round(record, dim);
         }
         ThreadRunner runner(threads);
         ASSERT_TRUE(backend_->UpdateRows(used, tables, gradients.data(), optimizers, step, 0.5f, &runner).ok());
@@ -291,7 +354,7 @@ TEST_P(BackendConformance, DuplicatesAreSummedBeforeTheRule) {
   ASSERT_TRUE(backend_->UpdateRows(slots, tables, sum.data(), optimizers, 1, 1.0f, &inline_runner_).ok());
   float row = 0.0f;
   ASSERT_TRUE(backend_->GatherRows(slots, &row, &inline_runner_).ok());
-  EXPECT_NEAR(row, -0.98773, 1e-5);
+  EXPECT_NEAR(row, RoundToRowType(row_type(), -0.98773f), 1e-5);
 }
 
 TEST_P(BackendConformance, BadArgumentsNameTheValueAndChangeNothing) {
@@ -343,9 +406,11 @@ TEST_P(BackendConformance, CallsOnDisjointSlotsMayRunTogether) {
     for (int64_t k = 0; k < 100; ++k) {
       float* record = &expected[static_cast<size_t>(updated[k]) * 32];
       UpdateRow(optimizers[0], step, optimizers[0].learning_rate, &gradients[k * 16], 16, record, record + 16);
+      Round(record, 16);
     }
   }
   for (int64_t k = 0; k < 100; ++k) std::copy_n(&fresh[k * 32], 32, &expected[static_cast<size_t>(loaded[k]) * 32]);
+  expected = Rounded(expected);
   std::thread host_manager([&] {
     InlineRunner runner;
     for (int i = 0; i < 20; ++i) EXPECT_TRUE(backend_->StoreRecords(loaded, fresh.data(), &runner).ok());

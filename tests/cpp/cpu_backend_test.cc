@@ -9,23 +9,46 @@
 
 namespace hvd_ctr {
 
-INSTANTIATE_TEST_SUITE_P(Cpu, BackendConformance, testing::Values(&MakeCpuBackend));
+INSTANTIATE_TEST_SUITE_P(Cpu, BackendConformance, OfAllRowTypes(&MakeCpuBackend), BackendCaseName);
 
 namespace {
 
-TEST(CpuRecordStrideTest, WholeLinesWhereTheyWasteLittle) {
-  EXPECT_EQ(CpuRecordStride(32), 32);  // D=16 with Adagrad: two lines.
-  EXPECT_EQ(CpuRecordStride(48), 48);
-  EXPECT_EQ(CpuRecordStride(14), 16);
-  EXPECT_EQ(CpuRecordStride(200), 208);
-  EXPECT_EQ(CpuRecordStride(17), 20);  // D=16, row-wise Adagrad: 80 bytes, not 128.
-  EXPECT_EQ(CpuRecordStride(9), 12);
-  EXPECT_EQ(CpuRecordStride(1), 1);
-  EXPECT_EQ(CpuRecordStride(2), 2);
-  EXPECT_EQ(CpuRecordStride(3), 4);
+int64_t Float32Stride(int64_t record_floats) {
+  return LayOutCpuRecords(RowType::kFloat32, 1, record_floats - 1).stride_bytes / static_cast<int64_t>(sizeof(float));
+}
+
+TEST(CpuRecordLayoutTest, WholeLinesWhereTheyWasteLittle) {
+  EXPECT_EQ(Float32Stride(32), 32);  // D=16 with Adagrad: two lines.
+  EXPECT_EQ(Float32Stride(48), 48);
+  EXPECT_EQ(Float32Stride(14), 16);
+  EXPECT_EQ(Float32Stride(200), 208);
+  EXPECT_EQ(Float32Stride(17), 20);  // D=16, row-wise Adagrad: 80 bytes, not 128.
+  EXPECT_EQ(Float32Stride(9), 12);
+  EXPECT_EQ(Float32Stride(1), 1);
+  EXPECT_EQ(Float32Stride(2), 2);
+  EXPECT_EQ(Float32Stride(3), 4);
   for (int64_t floats = 1; floats < 3000; ++floats) {
-    EXPECT_GE(CpuRecordStride(floats), floats);
-    EXPECT_LE(CpuRecordStride(floats), floats + floats / 4 + 3);
+    EXPECT_GE(Float32Stride(floats), floats);
+    EXPECT_LE(Float32Stride(floats), floats + floats / 4 + 3);
+  }
+}
+
+TEST(CpuRecordLayoutTest, NarrowRowsTakeHalfAndStateStaysAligned) {
+  for (const RowType type : {RowType::kFloat16, RowType::kBfloat16}) {
+    EXPECT_EQ(LayOutCpuRecords(type, 16, 16).stride_bytes, 96);  // 32 bytes of row, 64 of state.
+    EXPECT_EQ(LayOutCpuRecords(type, 16, 1).stride_bytes, 48);
+    EXPECT_EQ(LayOutCpuRecords(type, 64, 1).stride_bytes, 144);
+    EXPECT_EQ(LayOutCpuRecords(type, 32, 0).stride_bytes, 64);
+    EXPECT_EQ(LayOutCpuRecords(type, 1, 0).stride_bytes, 4);
+    for (int32_t dim = 1; dim < 300; ++dim) {
+      for (const int64_t state : {int64_t{0}, int64_t{1}, int64_t{dim}, 2 * int64_t{dim} + 1}) {
+        const CpuRecordLayout layout = LayOutCpuRecords(type, dim, state);
+        EXPECT_EQ(layout.state_offset_bytes, (dim + 1) / 2 * 4);
+        EXPECT_EQ(layout.stride_bytes % 4, 0);
+        EXPECT_GE(layout.stride_bytes, layout.state_offset_bytes + 4 * state);
+        EXPECT_LE(layout.stride_bytes, LayOutCpuRecords(RowType::kFloat32, dim, state).stride_bytes);
+      }
+    }
   }
 }
 
@@ -33,6 +56,9 @@ TEST(CpuBackendTest, BytesCountTheWholeArena) {
   std::unique_ptr<DeviceBackend> backend = MakeCpuBackend();
   ASSERT_TRUE(backend->Allocate(1000, 16, 16).ok());
   EXPECT_EQ(backend->allocated_bytes(), 1000 * 128);
+  backend = MakeCpuBackend();
+  ASSERT_TRUE(backend->Allocate(1000, 16, 16, RowType::kBfloat16).ok());
+  EXPECT_EQ(backend->allocated_bytes(), 1000 * 96);
 }
 
 TEST(CpuBackendTest, FreshRecordsAreZeros) {

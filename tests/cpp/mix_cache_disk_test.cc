@@ -34,8 +34,10 @@ ReceivedKeys Batch(std::mt19937_64* random, int step) {
   return Received({keys});
 }
 
+class MixCacheDiskTest : public OnEveryBackend {};
+
 // Promise: the tier changes no bit. Each batch's rows, then all rows with their state.
-TEST(MixCacheDiskTest, DiskAndRamTiersAreEqualBitForBit) {
+TEST_P(MixCacheDiskTest, DiskAndRamTiersAreEqualBitForBit) {
   InlineRunner runner;
   const int64_t budget = int64_t{2} << 20;
   auto ram = MakeCache(Options(700, HostKind::kRam, 0));
@@ -105,7 +107,7 @@ Status TrainUntilFull(MixCache* cache, const MixCacheOptions& options) {
   return status;
 }
 
-TEST(MixCacheDiskTest, AFullDiskIsNamedAndAllRowsCanBeSavedElsewhere) {
+TEST_P(MixCacheDiskTest, AFullDiskIsNamedAndAllRowsCanBeSavedElsewhere) {
   InlineRunner runner;
   const MixCacheOptions options = Options(800, HostKind::kDisk, int64_t{2} << 20);
   auto cache = MakeCache(options);
@@ -121,7 +123,7 @@ TEST(MixCacheDiskTest, AFullDiskIsNamedAndAllRowsCanBeSavedElsewhere) {
   Step(cache.get(), Range(200000, 200500));
 }
 
-TEST(MixCacheDiskTest, AFullRamBudgetIsNamedAndAllRowsCanBeSavedElsewhere) {
+TEST_P(MixCacheDiskTest, AFullRamBudgetIsNamedAndAllRowsCanBeSavedElsewhere) {
   const MixCacheOptions options = Options(800, HostKind::kRam, int64_t{2} << 20);
   auto cache = MakeCache(options);
   const Status status = TrainUntilFull(cache.get(), options);
@@ -132,7 +134,7 @@ TEST(MixCacheDiskTest, AFullRamBudgetIsNamedAndAllRowsCanBeSavedElsewhere) {
   }
 }
 
-TEST(MixCacheDiskTest, AReadErrorIsNamedAndTheCacheGoesOnWithWhatItHas) {
+TEST_P(MixCacheDiskTest, AReadErrorIsNamedAndTheCacheGoesOnWithWhatItHas) {
   InlineRunner runner;
   MixCacheOptions options = Options(800, HostKind::kDisk, int64_t{2} << 20);
   options.name = "broken";
@@ -150,6 +152,8 @@ TEST(MixCacheDiskTest, AReadErrorIsNamedAndTheCacheGoesOnWithWhatItHas) {
   Train(cache.get(), &reference, Range(19500, 20000));
   EXPECT_EQ(ReadRows(cache.get(), Range(19500, 20000)), reference.Read(Range(19500, 20000)));
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, MixCacheDiskTest, testing::ValuesIn(TestBackends()), BackendName);
 
 }  // namespace
 }  // namespace hvd_ctr

@@ -4,8 +4,10 @@
 namespace hvd_ctr {
 namespace {
 
+class MixCacheExportTest : public OnEveryBackend {};
+
 // Field case 52: restore of 1000 rows through a cache of 16.
-TEST(MixCacheExportTest, RestoreBiggerThanTheCache) {
+TEST_P(MixCacheExportTest, RestoreBiggerThanTheCache) {
   InlineRunner runner;
   for (const EvictionPolicyKind policy : {EvictionPolicyKind::kLru, EvictionPolicyKind::kLfu}) {
     MixCacheOptions options = CacheOptions(16, {Table("t", OptimizerKind::kAdagrad)}, 2);
@@ -42,7 +44,7 @@ TEST(MixCacheExportTest, RestoreBiggerThanTheCache) {
 }
 
 // Field case 62: export in the middle of training holds the newest rows and state, and training goes on.
-TEST(MixCacheExportTest, ExportSeesDirtyRowsAndStateAndTrainingGoesOn) {
+TEST_P(MixCacheExportTest, ExportSeesDirtyRowsAndStateAndTrainingGoesOn) {
   const MixCacheOptions options = CacheOptions(32, {Table("t", OptimizerKind::kAdagrad, 0.1f)}, 3);
   auto cache = MakeCache(options);
   ReferenceRows reference(options);
@@ -56,7 +58,7 @@ TEST(MixCacheExportTest, ExportSeesDirtyRowsAndStateAndTrainingGoesOn) {
   EXPECT_EQ(Totals(*cache).evictions, 0);
 }
 
-TEST(MixCacheExportTest, ImportOverwritesCachedRowsAndRefusesPinnedOnesNamingTheTicket) {
+TEST_P(MixCacheExportTest, ImportOverwritesCachedRowsAndRefusesPinnedOnesNamingTheTicket) {
   InlineRunner runner;
   auto cache = MakeCache(CacheOptions(4, {Table("t", OptimizerKind::kAdagrad)}, 1));
   Step(cache.get(), Range(0, 3));
@@ -83,7 +85,7 @@ TEST(MixCacheExportTest, ImportOverwritesCachedRowsAndRefusesPinnedOnesNamingThe
   EXPECT_EQ(LookupRows(cache.get(), ticket, 2), (std::vector<float>{10.0f, 20.0f}));
 }
 
-TEST(MixCacheExportTest, ImportAndExportRefuseBadArguments) {
+TEST_P(MixCacheExportTest, ImportAndExportRefuseBadArguments) {
   InlineRunner runner;
   TableOptions table = Table("t");
   table.rows = 10;
@@ -107,6 +109,8 @@ TEST(MixCacheExportTest, ImportAndExportRefuseBadArguments) {
   ASSERT_OK(cache->Export(0, &cursor, 5, &chunk, &runner));
   EXPECT_EQ(cursor, -1);
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, MixCacheExportTest, testing::ValuesIn(TestBackends()), BackendName);
 
 }  // namespace
 }  // namespace hvd_ctr

@@ -52,8 +52,8 @@ class FaultyStore final : public HostStore {
 class FaultyBackend final : public DeviceBackend {
  public:
   FaultyBackend(std::unique_ptr<DeviceBackend> backend, Faults* faults) : backend_(std::move(backend)), faults_(faults) {}
-  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats) override {
-    return backend_->Allocate(slots, dim, state_floats);
+  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type) override {
+    return backend_->Allocate(slots, dim, state_floats, row_type);
   }
   int64_t allocated_bytes() const override { return backend_->allocated_bytes(); }
   Status StoreRecords(Span<const Slot> slots, const float* records, TaskRunner* runner) override {

@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
+#include "tests/cpp/test_backends.h"
 #include "tests/cpp/thread_runner.h"
 #include "tf_ops/core/hash.h"
 #include "tf_ops/core/mix_cache.h"
 #include "tf_ops/core/row_math.h"
-#include "tf_ops/cpu/cpu_backend.h"
 
 namespace hvd_ctr {
 
@@ -71,13 +71,21 @@ inline int32_t RecordFloats(const MixCacheOptions& options) {
 }
 
 /// With the host store that options.host asks for.
-inline std::unique_ptr<MixCache> MakeCache(const MixCacheOptions& options) {
+inline std::unique_ptr<MixCache> MakeCache(const MixCacheOptions& options, BackendFactory backend = &MakeCpuBackend) {
   auto store = MakeHostStore(options);
   EXPECT_TRUE(store.ok()) << store.status().message();
-  auto cache = MakeMixCache(options, MakeCpuBackend(), std::move(store.value()));
+  auto cache = MakeMixCache(options, backend(), std::move(store.value()));
   EXPECT_TRUE(cache.ok()) << cache.status().message();
   return std::move(cache.value());
 }
+
+/// Tests whose caches are on each of TestBackends.
+class OnEveryBackend : public testing::TestWithParam<NamedBackend> {
+ protected:
+  static std::unique_ptr<MixCache> MakeCache(const MixCacheOptions& options) {
+    return hvd_ctr::MakeCache(options, GetParam().make);
+  }
+};
 
 #define EXPECT_OK(expression)                       \
   do {                                              \
@@ -92,7 +100,7 @@ inline std::unique_ptr<MixCache> MakeCache(const MixCacheOptions& options) {
 
 inline bool Mentions(const Status& status, const std::string& text) { return status.message().find(text) != std::string::npos; }
 
-/// Every row in a map; the row math of row_math.h; no slots, no tiers, no eviction.
+/// Every row in a map; the row math of row_math.h, rounded to the row type after each change; no slots, no tiers, no eviction.
 class ReferenceRows {
  public:
   explicit ReferenceRows(const MixCacheOptions& options) : options_(options) {}
@@ -126,11 +134,13 @@ class ReferenceRows {
       const RowOptimizerOptions& optimizer = options_.tables[static_cast<size_t>(key.first)].optimizer;
       std::vector<float>& record = Touch(key.first, key.second);
       UpdateRow(optimizer, step_, optimizer.learning_rate * scale, sum.data(), options_.dim, record.data(), record.data() + dim);
+      Round(&record);
     }
   }
 
   void Set(int32_t table, int64_t id, const std::vector<float>& record) {
     rows_[{table, id}] = record;
+    Round(&rows_[{table, id}]);
     if (Tracks(table)) life_[{table, id}] = {options_.tables[static_cast<size_t>(table)].min_count, step_};
   }
 
@@ -247,7 +257,15 @@ class ReferenceRows {
     InitialRow(options.initializer, options_.seed, HashBytes(options.name.data(), static_cast<int64_t>(options.name.size())), id,
                options_.dim, record.data());
     InitialState(options.optimizer, options_.dim, record.data() + options_.dim);
+    Round(&record);
     return record;
+  }
+
+  void Round(std::vector<float>* record) const {
+    for (int32_t d = 0; d < options_.dim; ++d) {
+      float& value = (*record)[static_cast<size_t>(d)];
+      value = RoundToRowType(options_.row_type, value);
+    }
   }
 
   std::vector<float>& Touch(int32_t table, int64_t id) {

@@ -17,6 +17,8 @@ TEST(MixCacheOptionsTest, BadOptionsAreNamed) {
       {"dim is 0", [](MixCacheOptions* o) { o->dim = 0; }},
       {"slots is 0", [](MixCacheOptions* o) { o->slots = 0; }},
       {"slots is 1099511627776", [](MixCacheOptions* o) { o->slots = int64_t{1} << 40; }},
+      {"row_type is 3; allowed: 0 (float32), 1 (float16) and 2 (bfloat16)",
+       [](MixCacheOptions* o) { o->row_type = static_cast<RowType>(3); }},
       {"policy is 7", [](MixCacheOptions* o) { o->policy = static_cast<EvictionPolicyKind>(7); }},
       {"rank is 1", [](MixCacheOptions* o) { o->rank = 1; }},
       {"world_size is 0", [](MixCacheOptions* o) { o->world_size = 0; }},

@@ -22,10 +22,12 @@ struct Case {
   int threads;
   HostKind host = HostKind::kRam;
   bool life = false;  // Tables with min_count, max_idle_steps and max_rows.
+  RowType rows = RowType::kFloat32;
+  NamedBackend backend = TestBackends()[0];
 };
 
 // A store on disk that keeps next to nothing in RAM: four records at most, and segments of two.
-std::unique_ptr<MixCache> MakeDiskCache(const MixCacheOptions& options) {
+std::unique_ptr<MixCache> MakeDiskCache(const MixCacheOptions& options, BackendFactory backend) {
   HostStoreSpec spec;
   spec.record_floats = RecordFloats(options);
   spec.tables = static_cast<int32_t>(options.tables.size());
@@ -34,7 +36,7 @@ std::unique_ptr<MixCache> MakeDiskCache(const MixCacheOptions& options) {
   tuning.most_chunks = 1;
   auto store = MakeDiskHostStore(spec, options.host, tuning);
   EXPECT_TRUE(store.ok()) << store.status().message();
-  auto cache = MakeMixCache(options, MakeCpuBackend(), std::move(store.value()));
+  auto cache = MakeMixCache(options, backend(), std::move(store.value()));
   EXPECT_TRUE(cache.ok()) << cache.status().message();
   return std::move(cache.value());
 }
@@ -45,7 +47,8 @@ class Program {
       : random_(seed),
         options_(Options(parameters)),
         runner_(parameters.threads),
-        cache_(options_.host.kind == HostKind::kDisk ? MakeDiskCache(options_) : MakeCache(options_)),
+        cache_(options_.host.kind == HostKind::kDisk ? MakeDiskCache(options_, parameters.backend.make)
+                                                     : MakeCache(options_, parameters.backend.make)),
         model_(options_) {}
 
   void Run(int steps) {
@@ -97,6 +100,7 @@ class Program {
       options.tables[2].max_idle_steps = 1 + Dice(12);
       for (TableOptions& table : options.tables) table.sweep_every_steps = 1 + Dice(4);
     }
+    options.row_type = parameters.rows;
     options.policy = parameters.policy;
     options.window = 3;
     options.world_size = parameters.world_size;
@@ -277,7 +281,7 @@ class Program {
       ids.push_back(id);
       refused = refused || pinned.count({table, id}) > 0;
       expected_foreign += !model_.Owned(table, id);
-      for (int32_t d = 0; d < options_.dim; ++d) rows.push_back(static_cast<float>(Dice(1000)));
+      for (int32_t d = 0; d < options_.dim; ++d) rows.push_back(static_cast<float>(Dice(1000)) * 0.37f);
       for (size_t s = 0; s < state_floats; ++s) state.push_back(static_cast<float>(1 + Dice(50)));
     }
     const bool with_state = Dice(2) == 0;
@@ -367,11 +371,20 @@ class Program {
 class MixCacheRandomTest : public testing::TestWithParam<Case> {};
 
 TEST_P(MixCacheRandomTest, EveryRowEqualsTheReferenceBitForBit) {
-  for (uint32_t seed = 0; seed < (GetParam().life ? 8 : 25); ++seed) {
+  const bool device = GetParam().backend.make != &MakeCpuBackend;
+  const bool basic = !GetParam().life && GetParam().rows == RowType::kFloat32;
+  for (uint32_t seed = 0; seed < (device ? 5 : basic ? 25 : 8); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     Program(GetParam(), seed).Run(300);
     if (HasFatalFailure()) return;
   }
+}
+
+std::string CaseName(const testing::TestParamInfo<Case>& info) {
+  const Case& given = info.param;
+  return PolicyName(given.policy) + "Optimizer" + std::to_string(static_cast<int>(given.optimizer)) + "Ranks" +
+         std::to_string(given.world_size) + (given.host == HostKind::kDisk ? "Disk" : "") + (given.life ? "Life" : "") +
+         (given.rows == RowType::kFloat32 ? "" : RowTypeName(given.rows)) + given.backend.name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Programs, MixCacheRandomTest,
@@ -397,12 +410,40 @@ INSTANTIATE_TEST_SUITE_P(Programs, MixCacheRandomTest,
                                          Case{EvictionPolicyKind::kLookahead, OptimizerKind::kAdam, 1, 1, HostKind::kRam, true},
                                          Case{EvictionPolicyKind::kLru, OptimizerKind::kAdam, 2, 1, HostKind::kDisk, true},
                                          Case{EvictionPolicyKind::kLookahead, OptimizerKind::kSgd, 1, 1, HostKind::kDisk, true}),
-                         [](const auto& info) {
-                           return PolicyName(info.param.policy) + "Optimizer" +
-                                  std::to_string(static_cast<int>(info.param.optimizer)) + "Ranks" +
-                                  std::to_string(info.param.world_size) + (info.param.host == HostKind::kDisk ? "Disk" : "") +
-                                  (info.param.life ? "Life" : "");
-                         });
+                         &CaseName);
+
+std::vector<Case> NarrowCases() {
+  std::vector<Case> cases;
+  for (const RowType rows : {RowType::kFloat16, RowType::kBfloat16}) {
+    cases.push_back({EvictionPolicyKind::kLru, OptimizerKind::kAdagrad, 1, 1, HostKind::kRam, false, rows});
+    cases.push_back({EvictionPolicyKind::kLfu, OptimizerKind::kAdam, 2, 3, HostKind::kDisk, false, rows});
+    cases.push_back({EvictionPolicyKind::kFreq, OptimizerKind::kFtrl, 2, 1, HostKind::kRam, false, rows});
+    cases.push_back({EvictionPolicyKind::kLookahead, OptimizerKind::kRowWiseAdagrad, 1, 1, HostKind::kRam, true, rows});
+    cases.push_back({EvictionPolicyKind::kClock, OptimizerKind::kSgd, 2, 1, HostKind::kDisk, true, rows});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(NarrowRows, MixCacheRandomTest, testing::ValuesIn(NarrowCases()), &CaseName);
+
+std::vector<Case> DeviceCases() {
+  std::vector<Case> cases;
+  for (const NamedBackend& backend :
+       {NamedBackend{"CudaOnCpu", &MakeCudaOnCpuBackend}, NamedBackend{"Strict", &MakeStrictBackend}}) {
+    using Policy = EvictionPolicyKind;
+    using Kind = OptimizerKind;
+    cases.push_back({Policy::kLru, Kind::kAdagrad, 1, 3, HostKind::kRam, false, RowType::kFloat32, backend});
+    cases.push_back({Policy::kLfu, Kind::kAdam, 2, 1, HostKind::kRam, true, RowType::kFloat32, backend});
+    cases.push_back({Policy::kFreq, Kind::kFtrl, 3, 1, HostKind::kRam, false, RowType::kFloat32, backend});
+    cases.push_back({Policy::kLookahead, Kind::kRowWiseAdagrad, 2, 1, HostKind::kDisk, true, RowType::kFloat32, backend});
+    cases.push_back({Policy::kClock, Kind::kSgd, 1, 1, HostKind::kDisk, false, RowType::kFloat32, backend});
+    cases.push_back({Policy::kLru, Kind::kAdam, 2, 1, HostKind::kRam, true, RowType::kFloat16, backend});
+    cases.push_back({Policy::kLookahead, Kind::kAdagrad, 2, 1, HostKind::kRam, false, RowType::kBfloat16, backend});
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, MixCacheRandomTest, testing::ValuesIn(DeviceCases()), &CaseName);
 
 }  // namespace
 }  // namespace hvd_ctr

@@ -8,8 +8,10 @@
 namespace hvd_ctr {
 namespace {
 
+class MixCacheTest : public OnEveryBackend {};
+
 // Invariant 2: each ticket ends exactly once; a second use names it.
-TEST(MixCacheTest, TicketsEndExactlyOnce) {
+TEST_P(MixCacheTest, TicketsEndExactlyOnce) {
   InlineRunner runner;
   auto cache = MakeCache(CacheOptions(4, {Table("t")}));
   int64_t first = 0;
@@ -39,7 +41,7 @@ TEST(MixCacheTest, TicketsEndExactlyOnce) {
 }
 
 // Invariant 3, and the message a user sees.
-TEST(MixCacheTest, BatchLargerThanTheCacheFailsAtOnceWithNumbersAndField) {
+TEST_P(MixCacheTest, BatchLargerThanTheCacheFailsAtOnceWithNumbersAndField) {
   InlineRunner runner;
   MixCacheOptions options = CacheOptions(100, {Table("user"), Table("item")});
   options.name = "dim16";
@@ -65,7 +67,7 @@ TEST(MixCacheTest, BatchLargerThanTheCacheFailsAtOnceWithNumbersAndField) {
 }
 
 // Invariant 3: what does not fit beside the pinned rows fails after the wait, and leaves the cache as it was.
-TEST(MixCacheTest, NoRoomBesidePinnedRowsFailsAfterTheWaitAndChangesNothing) {
+TEST_P(MixCacheTest, NoRoomBesidePinnedRowsFailsAfterTheWaitAndChangesNothing) {
   InlineRunner runner;
   MixCacheOptions options = CacheOptions(6, {Table("t")});
   options.prefetch_wait_seconds = 0.05;
@@ -94,7 +96,7 @@ TEST(MixCacheTest, NoRoomBesidePinnedRowsFailsAfterTheWaitAndChangesNothing) {
 
 // Invariant 5: a first value is a function of seed, table name, id and column. Not of slots, order, rank count or the table's
 // position.
-TEST(MixCacheTest, FirstValuesDoNotDependOnPlacement) {
+TEST_P(MixCacheTest, FirstValuesDoNotDependOnPlacement) {
   InlineRunner runner;
   auto one = MakeCache(CacheOptions(16, {Table("a"), Table("b")}, 3));
   auto swapped = MakeCache(CacheOptions(5, {Table("b"), Table("a")}, 3));
@@ -109,7 +111,7 @@ TEST(MixCacheTest, FirstValuesDoNotDependOnPlacement) {
 }
 
 // Invariant 6: foreign keys give zero rows, get no update, are created nowhere and are counted.
-TEST(MixCacheTest, ForeignKeysAreDroppedAndCounted) {
+TEST_P(MixCacheTest, ForeignKeysAreDroppedAndCounted) {
   InlineRunner runner;
   MixCacheOptions options = CacheOptions(64, {Table("t")}, 1);
   options.world_size = 2;
@@ -144,7 +146,7 @@ TEST(MixCacheTest, ForeignKeysAreDroppedAndCounted) {
 }
 
 // Field case 1 at the owner: gradients of ranks that ask for the same row are summed before the row optimizer sees them.
-TEST(MixCacheTest, GradientsOfAllRanksAreSummedPerRow) {
+TEST_P(MixCacheTest, GradientsOfAllRanksAreSummedPerRow) {
   InlineRunner runner;
   TableOptions table = Table("t", OptimizerKind::kSgd, 1.0f);
   table.initializer = {InitializerKind::kConstant, 0.0f};
@@ -161,7 +163,7 @@ TEST(MixCacheTest, GradientsOfAllRanksAreSummedPerRow) {
 
 // Field case 50: prefetched ahead, two batches of 8 rows alternate in 8 to 16 slots. With too few slots for both the second waits
 // (here: is refused, because nobody else releases), never evicts a row in use.
-TEST(MixCacheTest, PrefetchNeverEvictsRowsInUse) {
+TEST_P(MixCacheTest, PrefetchNeverEvictsRowsInUse) {
   InlineRunner runner;
   for (const int64_t slots : {8, 12, 16}) {
     const MixCacheOptions options = CacheOptions(slots, {Table("t", OptimizerKind::kAdagrad, 0.1f)}, 4);
@@ -189,7 +191,7 @@ TEST(MixCacheTest, PrefetchNeverEvictsRowsInUse) {
 }
 
 // Field case 53: a cache as large as the table hits always from the second pass on, and moves nothing.
-TEST(MixCacheTest, CacheAsLargeAsTheTableHitsAlways) {
+TEST_P(MixCacheTest, CacheAsLargeAsTheTableHitsAlways) {
   auto cache = MakeCache(CacheOptions(1000, {Table("t")}));
   for (int64_t begin = 0; begin < 1000; begin += 50) Step(cache.get(), Range(begin, begin + 50));
   const MixCacheTableStats first = Totals(*cache);
@@ -206,7 +208,7 @@ TEST(MixCacheTest, CacheAsLargeAsTheTableHitsAlways) {
 }
 
 // Field case 55: capacity 4, value = id for ids 0..9 one after another, then flush.
-TEST(MixCacheTest, WriteBacksAreExactlyTheDirtyEvictedRows) {
+TEST_P(MixCacheTest, WriteBacksAreExactlyTheDirtyEvictedRows) {
   InlineRunner runner;
   for (const EvictionPolicyKind policy : {EvictionPolicyKind::kLru, EvictionPolicyKind::kLfu}) {
     TableOptions table = Table("t", OptimizerKind::kSgd, 1.0f);
@@ -238,7 +240,7 @@ TEST(MixCacheTest, WriteBacksAreExactlyTheDirtyEvictedRows) {
 }
 
 // Invariant 9 (field case 49): reading unseen and seen keys through a full cache changes nothing, not even the next eviction.
-TEST(MixCacheTest, ReadChangesNothing) {
+TEST_P(MixCacheTest, ReadChangesNothing) {
   InlineRunner runner;
   const MixCacheOptions options = CacheOptions(4, {Table("t", OptimizerKind::kAdagrad)}, 2);
   auto cache = MakeCache(options);
@@ -265,7 +267,7 @@ TEST(MixCacheTest, ReadChangesNothing) {
   EXPECT_EQ(ExportAll(cache.get(), 0), ExportAll(undisturbed.get(), 0));
 }
 
-TEST(MixCacheTest, EmptyBatchCountsAStep) {
+TEST_P(MixCacheTest, EmptyBatchCountsAStep) {
   InlineRunner runner;
   auto cache = MakeCache(CacheOptions(2, {Table("t")}));
   int64_t ticket = 0;
@@ -276,7 +278,7 @@ TEST(MixCacheTest, EmptyBatchCountsAStep) {
   EXPECT_EQ(cache->Stats().steps, 1);
 }
 
-TEST(MixCacheTest, ABatchThatIsNeverTrainedLeavesNoRow) {
+TEST_P(MixCacheTest, ABatchThatIsNeverTrainedLeavesNoRow) {
   InlineRunner runner;
   const MixCacheOptions options = CacheOptions(4, {Table("t", OptimizerKind::kAdagrad)}, 2);
   auto cache = MakeCache(options);
@@ -291,7 +293,7 @@ TEST(MixCacheTest, ABatchThatIsNeverTrainedLeavesNoRow) {
   EXPECT_EQ(ReadRows(cache.get(), Range(0, 3)), reference.Read(Range(0, 3)));
 }
 
-TEST(MixCacheTest, StepIsRestoredAndDrivesTheOptimizer) {
+TEST_P(MixCacheTest, StepIsRestoredAndDrivesTheOptimizer) {
   InlineRunner runner;
   const MixCacheOptions options = CacheOptions(4, {Table("t", OptimizerKind::kAdam)}, 2);
   auto cache = MakeCache(options);
@@ -313,12 +315,12 @@ TEST(MixCacheTest, StepIsRestoredAndDrivesTheOptimizer) {
 }
 
 // Tables with different state sizes share records; the unused tail is zero and never exported.
-TEST(MixCacheTest, TablesOfDifferentOptimizersShareOneCache) {
+TEST_P(MixCacheTest, TablesOfDifferentOptimizersShareOneCache) {
   const MixCacheOptions options = CacheOptions(
       3, {Table("a", OptimizerKind::kSgd), Table("b", OptimizerKind::kAdam), Table("c", OptimizerKind::kRowWiseAdagrad)}, 4);
   auto host_store = MakeRamHostStore(RecordFloats(options), 3);
   const HostStore* host = host_store.get();
-  auto made = MakeMixCache(options, MakeCpuBackend(), std::move(host_store));
+  auto made = MakeMixCache(options, GetParam().make(), std::move(host_store));
   ASSERT_OK(made.status());
   const std::unique_ptr<MixCache> cache = std::move(made.value());
   EXPECT_EQ(cache->state_floats(0), 0);
@@ -345,7 +347,7 @@ TEST(MixCacheTest, TablesOfDifferentOptimizersShareOneCache) {
   }
 }
 
-TEST(MixCacheTest, RefusesInconsistentRequestsAndScales) {
+TEST_P(MixCacheTest, RefusesInconsistentRequestsAndScales) {
   InlineRunner runner;
   auto cache = MakeCache(CacheOptions(4, {Table("t")}));
   int64_t ticket = 0;
@@ -363,7 +365,7 @@ TEST(MixCacheTest, RefusesInconsistentRequestsAndScales) {
   ASSERT_OK(cache->Apply(ticket, gradients.data(), 1.0f, &runner));
 }
 
-TEST(MixCacheTest, CountsPerTableAndMemory) {
+TEST_P(MixCacheTest, CountsPerTableAndMemory) {
   InlineRunner runner;
   auto cache = MakeCache(CacheOptions(8, {Table("a"), Table("b")}));
   ReceivedKeys received = Received({{{1, 0}, {1, 0}, {2, 0}, {1, 1}}});
@@ -386,13 +388,15 @@ TEST(MixCacheTest, CountsPerTableAndMemory) {
 }
 
 // No memory is taken up in steady state: tickets and scratch are reused.
-TEST(MixCacheTest, SteadyStateTakesNoMoreMemory) {
+TEST_P(MixCacheTest, SteadyStateTakesNoMoreMemory) {
   auto cache = MakeCache(CacheOptions(64, {Table("t")}));
   for (int step = 0; step < 20; ++step) Step(cache.get(), Range(step % 4 * 10, step % 4 * 10 + 30));
   const int64_t bytes = cache->Stats().host_bytes;
   for (int step = 0; step < 200; ++step) Step(cache.get(), Range(step % 4 * 10, step % 4 * 10 + 30));
   EXPECT_EQ(cache->Stats().host_bytes, bytes);
 }
+
+INSTANTIATE_TEST_SUITE_P(Backends, MixCacheTest, testing::ValuesIn(TestBackends()), BackendName);
 
 }  // namespace
 }  // namespace hvd_ctr

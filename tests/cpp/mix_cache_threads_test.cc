@@ -63,6 +63,7 @@ struct Case {
   int64_t slots;
   size_t depth;
   bool life = false;
+  NamedBackend backend = TestBackends()[0];
 };
 
 class MixCacheThreadsTest : public testing::TestWithParam<Case> {};
@@ -80,7 +81,7 @@ TEST_P(MixCacheThreadsTest, PrefetchAheadEqualsTheReference) {
   }
   options.policy = GetParam().policy;
   options.prefetch_wait_seconds = 60.0;
-  auto cache = MakeCache(options);
+  auto cache = MakeCache(options, GetParam().backend.make);
   ReferenceRows reference(options);
   const int steps = 400;
   const std::vector<ReceivedKeys> batches = Batches(steps, 11);
@@ -135,12 +136,15 @@ TEST_P(MixCacheThreadsTest, PrefetchAheadEqualsTheReference) {
 INSTANTIATE_TEST_SUITE_P(Depths, MixCacheThreadsTest,
                          testing::Values(Case{EvictionPolicyKind::kLru, 14, 4}, Case{EvictionPolicyKind::kLfu, 14, 4},
                                          Case{EvictionPolicyKind::kLru, 40, 3}, Case{EvictionPolicyKind::kLfu, 40, 1},
-                                         Case{EvictionPolicyKind::kLru, 14, 4, true},
-                                         Case{EvictionPolicyKind::kLfu, 40, 3, true}),
+                                         Case{EvictionPolicyKind::kLru, 14, 4, true}, Case{EvictionPolicyKind::kLfu, 40, 3, true},
+                                         Case{EvictionPolicyKind::kLru, 14, 4, false, TestBackends()[1]},
+                                         Case{EvictionPolicyKind::kLfu, 40, 3, true, TestBackends()[1]},
+                                         Case{EvictionPolicyKind::kLfu, 14, 4, false, TestBackends()[2]},
+                                         Case{EvictionPolicyKind::kLru, 40, 3, true, TestBackends()[2]}),
                          [](const auto& info) {
                            return std::string(info.param.policy == EvictionPolicyKind::kLru ? "Lru" : "Lfu") + "Slots" +
                                   std::to_string(info.param.slots) + "Depth" + std::to_string(info.param.depth) +
-                                  (info.param.life ? "Life" : "");
+                                  (info.param.life ? "Life" : "") + info.param.backend.name;
                          });
 
 // A prefetch that waits wakes up when a ticket ends, without waiting for the deadline.

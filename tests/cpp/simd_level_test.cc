@@ -52,6 +52,7 @@ class SimdLevelTest : public testing::Test {
 
 // Widths with every kind of remainder of 4, 8 and 16 floats, and those with a loop of their own.
 const std::vector<int32_t> kDims = {1, 3, 4, 7, 8, 12, 15, 16, 17, 29, 32, 63, 64, 65, 100, 128, 200};
+const std::vector<RowType> kRowTypes = {RowType::kFloat32, RowType::kFloat16, RowType::kBfloat16};
 constexpr int64_t kSlots = 300;
 constexpr int64_t kRows = 211;
 
@@ -60,9 +61,9 @@ std::vector<float> Positive(std::vector<float> values) {
   return values;
 }
 
-std::unique_ptr<DeviceBackend> Backend(int32_t dim, int32_t state_floats) {
+std::unique_ptr<DeviceBackend> Backend(int32_t dim, int32_t state_floats, RowType row_type = RowType::kFloat32) {
   std::unique_ptr<DeviceBackend> backend = MakeCpuBackend();
-  EXPECT_TRUE(backend->Allocate(kSlots, dim, state_floats).ok());
+  EXPECT_TRUE(backend->Allocate(kSlots, dim, state_floats, row_type).ok());
   std::vector<Slot> all(kSlots);
   std::iota(all.begin(), all.end(), 0);
   const std::vector<float> records = Positive(RandomFloats(static_cast<size_t>(kSlots * (dim + state_floats)), 3));
@@ -89,15 +90,19 @@ TEST_F(SimdLevelTest, RowOptimizers) {
       slots[7] = kNoSlot;
       const std::vector<int32_t> tables(kRows, 0);
       const std::vector<float> gradients = RandomFloats(static_cast<size_t>(kRows * dim), 6);
-      ExpectSameBits(internal::StrCat("optimizer ", static_cast<int>(options.kind), " dim ", dim), [&] {
-        const std::unique_ptr<DeviceBackend> backend = Backend(dim, state);
-        InlineRunner runner;
-        const std::vector<RowOptimizerOptions> optimizers = {options};
-        for (int64_t step = 1; step <= 3; ++step) {
-          EXPECT_TRUE(backend->UpdateRows(slots, tables, gradients.data(), optimizers, step, 0.5f, &runner).ok());
-        }
-        return Records(*backend, dim + state);
-      });
+      for (const RowType row_type : kRowTypes) {
+        const auto what =
+            internal::StrCat("optimizer ", static_cast<int>(options.kind), " dim ", dim, " ", RowTypeName(row_type));
+        ExpectSameBits(what, [&] {
+          const std::unique_ptr<DeviceBackend> backend = Backend(dim, state, row_type);
+          InlineRunner runner;
+          const std::vector<RowOptimizerOptions> optimizers = {options};
+          for (int64_t step = 1; step <= 3; ++step) {
+            EXPECT_TRUE(backend->UpdateRows(slots, tables, gradients.data(), optimizers, step, 0.5f, &runner).ok());
+          }
+          return Records(*backend, dim + state);
+        });
+      }
     }
   }
 }
@@ -107,16 +112,18 @@ TEST_F(SimdLevelTest, MovingRecords) {
     std::vector<Slot> slots = RandomSlots(kSlots, kRows, 8);
     slots[0] = slots[100] = kNoSlot;
     const std::vector<float> stored = RandomFloats(static_cast<size_t>(kRows * (dim + 5)), 9);
-    ExpectSameBits(internal::StrCat("dim ", dim), [&] {
-      const std::unique_ptr<DeviceBackend> backend = Backend(dim, 5);
-      InlineRunner runner;
-      EXPECT_TRUE(backend->StoreRecords(slots, stored.data(), &runner).ok());
-      std::vector<float> rows(static_cast<size_t>(kRows * dim));
-      EXPECT_TRUE(backend->GatherRows(slots, rows.data(), &runner).ok());
-      const std::vector<float> records = Records(*backend, dim + 5);
-      rows.insert(rows.end(), records.begin(), records.end());
-      return rows;
-    });
+    for (const RowType row_type : kRowTypes) {
+      ExpectSameBits(internal::StrCat("dim ", dim, " ", RowTypeName(row_type)), [&] {
+        const std::unique_ptr<DeviceBackend> backend = Backend(dim, 5, row_type);
+        InlineRunner runner;
+        EXPECT_TRUE(backend->StoreRecords(slots, stored.data(), &runner).ok());
+        std::vector<float> rows(static_cast<size_t>(kRows * dim));
+        EXPECT_TRUE(backend->GatherRows(slots, rows.data(), &runner).ok());
+        const std::vector<float> records = Records(*backend, dim + 5);
+        rows.insert(rows.end(), records.begin(), records.end());
+        return rows;
+      });
+    }
   }
 }
 
@@ -131,13 +138,16 @@ TEST_F(SimdLevelTest, FirstRecords) {
       sgd.kind = OptimizerKind::kSgd;
       const std::vector<RowInit> tables = {MakeRowInit({kind, 0.05f}, adagrad, 1, 2, dim),
                                            MakeRowInit({kind, 0.3f}, sgd, 1, 3, dim)};
-      ExpectSameBits(internal::StrCat("initializer ", static_cast<int>(kind), " dim ", dim), [&] {
-        const std::unique_ptr<DeviceBackend> backend = Backend(dim, dim + 3);
-        InlineRunner runner;
-        const RecordInit init{tables, dim, 2 * dim + 3};
-        EXPECT_TRUE(backend->StoreFirstRecords(slots, keys, init, &runner).ok());
-        return Records(*backend, 2 * dim + 3);
-      });
+      for (const RowType row_type : kRowTypes) {
+        const auto what = internal::StrCat("initializer ", static_cast<int>(kind), " dim ", dim, " ", RowTypeName(row_type));
+        ExpectSameBits(what, [&] {
+          const std::unique_ptr<DeviceBackend> backend = Backend(dim, dim + 3, row_type);
+          InlineRunner runner;
+          const RecordInit init{tables, dim, 2 * dim + 3};
+          EXPECT_TRUE(backend->StoreFirstRecords(slots, keys, init, &runner).ok());
+          return Records(*backend, 2 * dim + 3);
+        });
+      }
     }
   }
 }

@@ -1,12 +1,13 @@
-"""Caching never changes the numbers: the matrix of cache slots x pipeline depth x policy x tier x exchange mode, each
-over 300 steps of adversarial batches.
+"""Caching never changes the numbers: the matrix of cache slots x pipeline depth x policy x tier x exchange mode x row
+dtype, each over 300 steps of adversarial batches.
 
-Everything that shares the number of ranks must agree to the last bit in all rows, their optimizer state and all dense
-weights. The plainest member (all rows cached, no pipeline, lru, rows in memory, alltoall) is compared with the dense
-reference of one process, which ties the numbers of ranks together.
+Everything that shares the number of ranks and the row dtype must agree to the last bit in all rows, their optimizer
+state and all dense weights. The plainest member (all rows cached, no pipeline, lru, rows in memory, alltoall, float32)
+is compared with the dense reference of one process, which ties the numbers of ranks together; rows of other types are
+compared with it in test_row_dtype.py.
 
 By default a covering array runs: every pair of levels of any two factors appears in some run; at 4 ranks every level
-appears. HVD_CTR_FULL_MATRIX=1 runs the full product.
+appears, with float32 rows. HVD_CTR_FULL_MATRIX=1 runs the full product with float32 rows, and the covering array.
 
 Bound against the reference: as derived in test_equivalence.py, where 50 steps with learning rate 0.1 and sums of 60
 terms give 2e-6 in the worst case and 1e-7 in practice. Here are 300 steps with learning rate 0.02 and sums of up to
@@ -53,6 +54,7 @@ class Setting(NamedTuple):
     policy: str
     tier: str
     exchange: str
+    row_dtype: str
 
 
 _LEVELS = Setting(
@@ -61,15 +63,20 @@ _LEVELS = Setting(
     ("lru", "lfu", "clock", "freq", "lookahead"),
     ("ram", "disk"),
     ("alltoall", "allgather", "allreduce"),
+    ("float32", "float16", "bfloat16"),
 )
-_PLAINEST = Setting("all", 0, "lru", "ram", "alltoall")
+_PLAINEST = Setting("all", 0, "lru", "ram", "alltoall", "float32")
 
 
 def _settings(ranks: int) -> list[Setting]:
+    float32 = _LEVELS._replace(row_dtype=("float32",))
+    if ranks > 2:  # Each level once, for the many processes that share few cores.
+        settings = [Setting(*levels) for levels in AllPairs([list(levels) for levels in float32], n=1)]
+    else:
+        settings = [Setting(*levels) for levels in AllPairs([list(levels) for levels in _LEVELS], n=2)]
     if os.environ.get("HVD_CTR_FULL_MATRIX") == "1":
-        return [Setting(*levels) for levels in itertools.product(*_LEVELS)]
-    # n=1: each level once, for the many processes that share few cores.
-    return [Setting(*levels) for levels in AllPairs([list(levels) for levels in _LEVELS], n=1 if ranks > 2 else 2)]
+        settings += [Setting(*levels) for levels in itertools.product(*float32)]
+    return list(dict.fromkeys(settings))
 
 
 @functools.cache
@@ -118,7 +125,8 @@ def _table(name: str) -> TableConfig:
 
 
 def _model(slots: int, setting: Setting) -> tuple[hvd_ctr.HybridModel, hvd_ctr.MixCacheEmbedding]:
-    cache = CacheConfig(slots=slots, policy=setting.policy, counts=_counts_file() if setting.policy == "freq" else None)
+    counts = _counts_file() if setting.policy == "freq" else None
+    cache = CacheConfig(slots=slots, policy=setting.policy, counts=counts, row_dtype=setting.row_dtype)
     host = HostConfig()
     if setting.tier == "disk":
         host = HostConfig(kind="disk", path=str(_folder()), ram_bytes=640 << 10)
@@ -191,8 +199,8 @@ def _digest(model: hvd_ctr.HybridModel, layer: hvd_ctr.MixCacheEmbedding) -> dic
 
 
 @functools.cache
-def _expected(comm: Comm) -> dict[str, str]:
-    return _digest(*_train(comm, _PLAINEST))
+def _expected(comm: Comm, row_dtype: str) -> dict[str, str]:
+    return _digest(*_train(comm, _PLAINEST._replace(row_dtype=row_dtype)))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -204,7 +212,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_every_setting_gives_the_same_bits(comm: Comm, setting: Setting) -> None:
-    expected = _expected(comm)
+    expected = _expected(comm, setting.row_dtype)
     model, layer = _train(comm, setting)
     total = layer.cache_stats()["total"]
     assert _digest(model, layer) == expected

@@ -8,7 +8,8 @@
 
 In float32 it repeats the operations of tf_ops/core/row_math.h one by one and gives the same bits, as long as the sums
 of duplicate ids were formed in the same order (several ranks sum by rank first: compare with a tolerance, or use
-integer-valued gradients). In float64 it shows how far rounding takes the engine from the exact rule.
+integer-valued gradients). In float64 it shows how far rounding takes the engine from the exact rule. With a row_dtype
+(CacheConfig) each new value of a row is rounded to it; what comes out is float32, and the state is.
 
 Symbols: n ids, D embedding dim.
 """
@@ -19,6 +20,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
@@ -121,14 +123,22 @@ class DenseReference:
         tables: their configs; names are unique.
         seed: of the initial values.
         dtype: float32 (the engine's bits) or float64 (the exact rule; options are rounded to float32 as in the engine).
+        row_dtype: float32 (no rounding beyond dtype's), float16 or bfloat16.
     """
 
-    def __init__(self, tables: Sequence[TableConfig], seed: int = 0, dtype: DTypeLike = np.float32) -> None:
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        seed: int = 0,
+        dtype: DTypeLike = np.float32,
+        row_dtype: str = "float32",
+    ) -> None:
         self.tables = {table.name: table for table in tables}
         if len(self.tables) != len(tables):
             raise ValueError(f"table names must be unique, got {[table.name for table in tables]}")
         self.seed = seed
         self.dtype = np.dtype(dtype)
+        self.row_dtype = row_dtype
         self.step = 0
         self.records: dict[tuple[str, int], Record] = {}
         #: What is known of the ids of tables that track their rows: occurrences and step of the last one.
@@ -186,6 +196,7 @@ class DenseReference:
             record = self.records.setdefault(key, self._record(key))
             record.updates += 1
             self._update(config.optimizer, record, gradient, learning_rate_scale)
+            record.row = round_to(self.row_dtype, record.row)
 
     def sweep(self) -> None:
         """After a step's applies: where one is due, deletes the rows idle for too long, forgets ids without a row that
@@ -231,7 +242,7 @@ class DenseReference:
             "adam": {"m": np.zeros_like(row), "v": np.zeros_like(row)},
             "ftrl": {"accumulator": accumulator, "linear": np.zeros_like(row)},
         }
-        return Record(row, states[optimizer.kind])
+        return Record(round_to(self.row_dtype, row), states[optimizer.kind])
 
     def _number(self, value: float) -> Any:
         """An option as the engine has it, float32, in this reference's dtype."""
@@ -280,6 +291,13 @@ class DenseReference:
         proximal = (np.clip(linear, -l1, l1) - linear) / non_zero(quadratic)
         record.row = np.where(quadratic == 0, w, proximal)
         state["accumulator"], state["linear"] = new, linear
+
+
+def round_to(row_dtype: str, row: NDArray[Any]) -> NDArray[Any]:
+    """The row (D) as the device gives it back (row_type.h), in its own dtype."""
+    narrow = {"float32": row.dtype, "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+    with np.errstate(over="ignore"):
+        return row.astype(narrow[row_dtype]).astype(row.dtype)
 
 
 def non_zero(denominator: NDArray[Any]) -> NDArray[Any]:

@@ -185,14 +185,16 @@ def test_hashed_ids_are_those_of_the_ops() -> None:
 @pytest.mark.parametrize("dim", [1, 7, 16, 100])
 @pytest.mark.parametrize("options", [{}, {"bias_correction": "row", "l1": 0.01, "l2": 0.02}], ids=["plain", "options"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_trained_rows_have_the_bits_of_the_ops(kind: str, options: dict[str, Any], dim: int) -> None:
+@pytest.mark.parametrize("row_dtype", list(mix_cache_ops.ROW_TYPES))
+def test_trained_rows_have_the_bits_of_the_ops(row_dtype: str, kind: str, options: dict[str, Any], dim: int) -> None:
     """One rank, a cache so small that rows are evicted with their state, distinct ids per step, a varying rate."""
     config = table(kind, dim, "uniform", 0.1, **{"learning_rate": 0.05, **options})
-    reference = DenseReference([config], seed=9)
+    reference = DenseReference([config], seed=9, row_dtype=row_dtype)
     spec = mix_cache_ops.MixCacheSpec(
         name="cache",
         dim=dim,
         slots=4,
+        row_dtype=row_dtype,
         tables=[config],
         features=["f"],
         feature_tables=[0],

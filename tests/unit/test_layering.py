@@ -43,6 +43,8 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "types",
             "options",
             "row_math",
+            "row_type",
+            "backend_checks",
             "hash",
             "key_hashes",
             "aligned_block",

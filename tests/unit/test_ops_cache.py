@@ -390,6 +390,7 @@ def test_step_cannot_be_set_while_tickets_are_open():
     ("fields", "message"),
     [
         ({"slots": 0}, "slots is 0"),
+        ({"row_dtype": "float64"}, "row_dtype: received 'float64'; allowed: bfloat16, float16, float32"),
         ({"policy": "fifo"}, "'fifo'.*clock, freq, lfu, lookahead, lru"),
         ({"window": 65}, "window is 65.*0 .. 64"),
         ({"rank": 2, "world_size": 2}, "rank is 2"),

@@ -52,6 +52,7 @@ def _spec(layout: GroupLayout, cache: CacheConfig, host: HostConfig) -> MixCache
         name="measured",
         dim=layout.dim,
         slots=cache.slots,
+        row_dtype=cache.row_dtype,
         policy=cache.policy,
         window=cache.window,
         tables=layout.tables,
@@ -128,6 +129,18 @@ def test_rows_in_ram(dim: int, kinds: tuple[str, ...], policy: str, slots: int, 
     layout = _layout(dim, *kinds)
     cache = CacheConfig(slots=slots, policy=policy, counts="unused" if policy == "freq" else None)
     _check(_plan(layout, cache, HostConfig(), depth), _measured(layout, cache, HostConfig(), depth))
+
+
+def test_narrow_rows_take_less_of_the_device_and_as_much_of_the_host() -> None:
+    layout = _layout(64, "rowwise_adagrad")
+    plans = {}
+    for row_dtype in ("float32", "float16", "bfloat16"):
+        cache = CacheConfig(slots=8000, policy="lru", row_dtype=row_dtype)
+        plans[row_dtype] = _plan(layout, cache, HostConfig(), 0)
+        if row_dtype != "float16":
+            _check(plans[row_dtype], _measured(layout, cache, HostConfig(), 0))
+    assert [plan.memory.device_bytes for plan in plans.values()] == [8000 * 320, 8000 * 144, 8000 * 144]
+    assert len({plan.memory.host_bytes for plan in plans.values()}) == 1
 
 
 @pytest.mark.parametrize(

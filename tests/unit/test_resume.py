@@ -8,13 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from hvd_ctr import cli
 from hvd_ctr.config import ConfigError
 from hvd_ctr.training.checkpoint import CheckpointError
-from tests.support.checkpoints import assert_same_bits
+from tests.support.checkpoints import assert_same_bits, read_checkpoint
+from tests.support.dense_reference import round_to
 from tests.support.resume_program import configuration, job, run, write_data
 
 # Dropout draws numbers, Adam counts steps, shuffle windows cross batches; step 40 is the second of epoch 2.
@@ -73,6 +75,33 @@ def test_goes_on_with_the_same_bits(
     assert_same_bits(checkpoints / "step-00000070", folder / "runs/whole/checkpoints/step-00000070")
     report = json.loads((folder / "runs/again/report.json").read_text())
     assert (report["first_step"], report["steps"]) == (step, 70)
+
+
+def test_rows_may_be_stored_otherwise_which_is_told(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From float32 rows to bfloat16: those of the checkpoint are rounded as they are loaded, also where no step touches
+    them; state and dense weights go on as they are. From there on a resumed run has the same bits as one that goes on.
+    """
+    checkpoints = _interrupted(folder, "narrow", 20)
+    narrow = {**_SECTIONS, "embedding": {"cache": {"slots": 700, "row_dtype": "bfloat16"}}}
+    with caplog.at_level(logging.INFO):
+        run([job(configuration(folder, "narrow", **narrow), "RESUME")])
+    assert "embedding.cache.row_dtype: the checkpoint has 'float32', the configuration 'bfloat16'" in caplog.text
+    for table, rows in read_checkpoint(checkpoints / "step-00000070")[1].items():
+        before = read_checkpoint(checkpoints / "step-00000020")[1][table]
+        assert rows.keys() >= before.keys()
+        values = np.stack(list(rows.values()))[:, :4]
+        np.testing.assert_array_equal(values, round_to("bfloat16", values))
+        assert (
+            np.stack(list(before.values()))[:, :4] != round_to("bfloat16", np.stack(list(before.values()))[:, :4])
+        ).any()
+    shutil.copytree(checkpoints, tmp_path / "whole")
+    for step in (60, 70):
+        shutil.rmtree(checkpoints / f"step-000000{step}")
+    slots = {"cache": {"slots": 300, "row_dtype": "bfloat16", "policy": "lru"}}
+    run([job(configuration(folder, "narrow", **{**narrow, "embedding": slots}), "RESUME")])
+    assert_same_bits(checkpoints / "step-00000070", tmp_path / "whole/step-00000070")
 
 
 def test_without_a_checkpoint_it_starts_from_the_beginning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

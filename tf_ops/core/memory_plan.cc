@@ -30,7 +30,7 @@ int64_t TicketBytes(int64_t received, int64_t unique) {
   return slots + tables + Resized(received) * static_cast<int64_t>(sizeof(int32_t) + sizeof(Slot));
 }
 
-// MixCacheImpl::ScratchBytes, sums_ and announce_bytes_. kMoveRows records are staged at a time.
+// MixCacheImpl::ScratchBytes, sums_bytes_ and announce_bytes_. kMoveRows records are staged at a time.
 int64_t ScratchBytes(const MixCacheOptions& options, const MemoryDemand& demand, int64_t record_floats, int64_t move_rows) {
   int64_t bytes = MergedBytes(demand.received, demand.unique) + RequestMerge::PlannedBytes(demand.received, demand.read);
   bytes += Resized(demand.unique) * static_cast<int64_t>(sizeof(Slot));         // CachePlan::slots
@@ -42,7 +42,7 @@ int64_t ScratchBytes(const MixCacheOptions& options, const MemoryDemand& demand,
   bytes += demand.unique;                                                                             // found_
   bytes += std::min(demand.unique, move_rows) * static_cast<int64_t>(sizeof(Slot));                   // part_slots_
   bytes += std::min(demand.unique, move_rows) * record_floats * static_cast<int64_t>(sizeof(float));  // staging_
-  bytes += Resized(demand.unique) * options.dim * static_cast<int64_t>(sizeof(float));                // sums_
+  bytes += Resized(demand.unique) * options.dim * static_cast<int64_t>(sizeof(float));                // sums
   if (demand.read > 0) {
     bytes += demand.read * static_cast<int64_t>(sizeof(Key) + sizeof(uint64_t) + sizeof(int32_t));
   }

@@ -4,7 +4,7 @@
 //   MemoryPlan plan = PlanMemory(options, demand);
 //   plan.host_bytes()                                  // MixCacheStats::host_bytes
 //
-// Invariant: nothing is allocated that grows with rows or slots. Device bytes are the backend's (CpuRecordStride) and not
+// Invariant: nothing is allocated that grows with rows or slots. Device bytes are the backend's (LayOutCpuRecords) and not
 // planned here.
 #ifndef HVD_CTR_CORE_MEMORY_PLAN_H_
 #define HVD_CTR_CORE_MEMORY_PLAN_H_

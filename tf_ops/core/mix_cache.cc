@@ -37,7 +37,8 @@ MixCacheImpl::MixCacheImpl(const MixCacheOptions& options, std::unique_ptr<Devic
 
 Status MixCacheImpl::Allocate() {
   return Guard("the metadata of the cache slots (lower embedding.cache.slots)", [this]() -> Status {
-    HVD_CTR_RETURN_IF_ERROR(backend_->Allocate(options_.slots, options_.dim, static_cast<int32_t>(record_floats_ - dim_)));
+    HVD_CTR_RETURN_IF_ERROR(
+        backend_->Allocate(options_.slots, options_.dim, static_cast<int32_t>(record_floats_ - dim_), options_.row_type));
     HVD_CTR_RETURN_IF_ERROR(directory_.Allocate(options_.slots));
     policy_ = MakeEvictionPolicy(options_.policy, options_.slots, options_.window);
     AssignHuge(static_cast<size_t>(options_.slots), 0, &pins_);
@@ -131,18 +132,18 @@ Status MixCacheImpl::Apply(int64_t ticket, const float* gradients, float learnin
       step = stats_.steps + 1;
     }
     const auto unique = static_cast<int64_t>(found->slots.size());
-    if (sums_.size() < static_cast<size_t>(unique * dim_)) sums_.resize(static_cast<size_t>(unique * dim_));
+    float* sums = nullptr;
+    HVD_CTR_RETURN_IF_ERROR(backend_->Workspace(unique * dim_, &sums));
     const Span<const Slot> slots = AdmittedSlots(*found);
-    HVD_CTR_RETURN_IF_ERROR(TimeStage(
-        Stage::kSegmentSum, [&] { return backend_->SegmentSum(gradients, found->inverse, unique, sums_.data(), runner); }));
     HVD_CTR_RETURN_IF_ERROR(
-        backend_->UpdateRows(slots, found->tables, sums_.data(), optimizers_, step, learning_rate_scale, runner));
+        TimeStage(Stage::kSegmentSum, [&] { return backend_->SegmentSum(gradients, found->inverse, unique, sums, runner); }));
+    HVD_CTR_RETURN_IF_ERROR(backend_->UpdateRows(slots, found->tables, sums, optimizers_, step, learning_rate_scale, runner));
     life_.Count(found->tracked, step);
     std::lock_guard<std::mutex> lock(mutex_);
     NoteAdmitted(*found);
     EndTicket(found, slots);
     stats_.steps = step;
-    sums_bytes_ = static_cast<int64_t>(sums_.capacity() * sizeof(float));
+    sums_bytes_ = backend_->workspace_bytes();
     return Status::Ok();
   });
 }
@@ -204,8 +205,9 @@ float* MixCacheImpl::Staging(int64_t rows) {
   return staging_.data();
 }
 
-void MixCacheImpl::InitialRecord(const Key& key, float* record) const {
-  InitialRecordOf(row_inits_[static_cast<size_t>(key.table)], key.id, options_.dim, record_floats_, record);
+void MixCacheImpl::FirstRow(const Key& key, float* row) const {
+  InitialRowOf(row_inits_[static_cast<size_t>(key.table)], key.id, options_.dim, row);
+  RoundRow(options_.row_type, dim_, row);
 }
 
 Status MixCacheImpl::FillSlots(Span<const Key> keys, Span<const Slot> slots, uint8_t* found, bool* overwritten,

@@ -71,14 +71,12 @@ Status MixCacheImpl::ReadHostChunk(const ReceivedKeys& received, Span<const int3
   float* records = Staging(sources.size());
   found_.resize(static_cast<size_t>(sources.size()));
   HVD_CTR_RETURN_IF_ERROR(store_->Load(move_keys_, records, found_.data(), runner));
-  runner->Run(sources.size(), kRowGrain, [this, records, rows, sources](int64_t begin, int64_t end) {
+  runner->Run(sources.size(), kRowGrain, [this, records](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      float* record = records + i * record_floats_;
-      if (!found_[static_cast<size_t>(i)]) InitialRecord(move_keys_[static_cast<size_t>(i)], record);
-      std::copy(record, record + dim_, rows + sources[i] * dim_);
+      if (!found_[static_cast<size_t>(i)]) FirstRow(move_keys_[static_cast<size_t>(i)], records + i * record_floats_);
     }
   });
-  return Status::Ok();
+  return backend_->PlaceRows(sources, records, {options_.dim, record_floats_}, rows, runner);
 }
 
 Status MixCacheImpl::Export(int32_t table, int64_t* cursor, int64_t max_rows, ExportChunk* chunk, TaskRunner* runner) {
@@ -247,6 +245,7 @@ Status MixCacheImpl::ImportChunk(int32_t table, int64_t begin, int64_t end, cons
       const int64_t source = sources_[static_cast<size_t>(begin + i)];
       float* record = records + i * record_floats_;
       std::copy(rows + source * dim_, rows + (source + 1) * dim_, record);
+      RoundRow(options_.row_type, dim_, record);
       if (state != nullptr) {
         std::copy(state + source * state_floats, state + (source + 1) * state_floats, record + dim_);
       } else {

@@ -87,6 +87,7 @@ class MixCacheImpl final : public MixCache {
   Status NoRoom(double waited_seconds) const;
   std::unique_ptr<Ticket> FillTicket(const ReceivedKeys& received);
   Status MovePlannedRows(TaskRunner* runner);
+  Status WriteBackAndLoad(bool* overwritten, TaskRunner* runner);
   Status LoadChunk(int64_t begin, int64_t end, bool* overwritten, TaskRunner* runner);
   void CountEvictions();
   int64_t OpenTicket(std::unique_ptr<Ticket> ticket, const ReceivedKeys& received);
@@ -137,7 +138,8 @@ class MixCacheImpl final : public MixCache {
   Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, TaskRunner* runner) {
     return backend_->StoreFirstRecords(slots, keys, {row_inits_, static_cast<int32_t>(dim_), record_floats_}, runner);
   }
-  void InitialRecord(const Key& key, float* record) const;
+  /// First value (D) of the key's row, as the device would give it.
+  void FirstRow(const Key& key, float* row) const;
   float* Staging(int64_t rows);
   /// No exception leaves the cache: running out of memory becomes RESOURCE_EXHAUSTED.
   template <typename Function>
@@ -187,7 +189,6 @@ class MixCacheImpl final : public MixCache {
   mutable std::shared_mutex rows_mutex_;
   RowLife life_;
   // Of the Apply that runs; under rows_mutex_ held exclusively.
-  std::vector<float> sums_;           // (K, D)
   std::vector<uint8_t> admitted_;     // Of each of the ticket's tracked keys.
   std::vector<Slot> admitted_slots_;  // (K) kNoSlot where the row is not trained.
 

@@ -92,6 +92,10 @@ Status CheckMixCacheOptions(const MixCacheOptions& options) {
   const std::string owner = internal::StrCat("mix_cache '", options.name, "'");
   if (options.dim < 1 || options.dim > kMaxDim) return Refuse(owner, "dim", options.dim, "1 .. 65536");
   if (options.slots < 1 || options.slots > SlotDirectory::kMaxSlots) return Refuse(owner, "slots", options.slots, "1 .. 2^28");
+  const auto row_type = static_cast<int32_t>(options.row_type);
+  if (row_type < 0 || row_type > static_cast<int32_t>(RowType::kBfloat16)) {
+    return Refuse(owner, "row_type", row_type, "0 (float32), 1 (float16) and 2 (bfloat16)");
+  }
   const auto policy = static_cast<int32_t>(options.policy);
   if (policy < 0 || policy > static_cast<int32_t>(EvictionPolicyKind::kLookahead)) {
     return Refuse(owner, "policy", policy, "0 (lru), 1 (lfu), 2 (clock), 3 (freq) and 4 (lookahead)");

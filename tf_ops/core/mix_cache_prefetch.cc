@@ -95,6 +95,22 @@ std::unique_ptr<MixCacheImpl::Ticket> MixCacheImpl::FillTicket(const ReceivedKey
 }
 
 Status MixCacheImpl::MovePlannedRows(TaskRunner* runner) {
+  // The slots to write back and to fill are pinned by no ticket, so no Lookup or Apply meanwhile uses them.
+  HVD_CTR_RETURN_IF_ERROR(backend_->BeginMoves());
+  bool overwritten = false;
+  Status moved = WriteBackAndLoad(&overwritten, runner);
+  const Status ended = backend_->EndMoves();
+  if (moved.ok()) moved = ended;
+  if (!moved.ok() && overwritten) {
+    // The host has the evicted rows, but some of their slots hold other rows by now: only forgetting them keeps the cache true.
+    std::lock_guard<std::mutex> lock(mutex_);
+    CommitEvictions(plan_, &directory_, policy_.get());
+    CountEvictions();
+  }
+  return moved;
+}
+
+Status MixCacheImpl::WriteBackAndLoad(bool* overwritten, TaskRunner* runner) {
   move_keys_.clear();
   move_slots_.clear();
   for (const Eviction& eviction : plan_.evictions) {
@@ -106,17 +122,8 @@ Status MixCacheImpl::MovePlannedRows(TaskRunner* runner) {
   const StageTimer timer(Stage::kHostIo);
   const auto loads = static_cast<int64_t>(plan_.loads.size());
   found_.resize(static_cast<size_t>(loads));
-  bool overwritten = false;
   for (int64_t begin = 0; begin < loads; begin += kMoveRows) {
-    const Status loaded = LoadChunk(begin, std::min(loads, begin + kMoveRows), &overwritten, runner);
-    if (loaded.ok()) continue;
-    if (overwritten) {
-      // The host has the evicted rows, but some of their slots hold other rows by now: only forgetting them keeps the cache true.
-      std::lock_guard<std::mutex> lock(mutex_);
-      CommitEvictions(plan_, &directory_, policy_.get());
-      CountEvictions();
-    }
-    return loaded;
+    HVD_CTR_RETURN_IF_ERROR(LoadChunk(begin, std::min(loads, begin + kMoveRows), overwritten, runner));
   }
   return Status::Ok();
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "tf_ops/core/row_type.h"
+
 namespace hvd_ctr {
 
 /// Values are passed from Python (hvd_ctr/ops/mix_cache_ops.py) and stored in checkpoints: never renumber.
@@ -69,8 +71,9 @@ struct HostOptions {
 /// One MixCache: all tables of one dim and dtype, this rank's share of their rows.
 struct MixCacheOptions {
   std::string name = "mix_cache";
-  int32_t dim = 16;         ///< D, floats per row.
-  int64_t slots = 1 << 16;  ///< S, rows on this rank's device.
+  int32_t dim = 16;                      ///< D, floats per row.
+  int64_t slots = 1 << 16;               ///< S, rows on this rank's device.
+  RowType row_type = RowType::kFloat32;  ///< Of the rows on the device; a row is rounded to it whenever it is set.
   EvictionPolicyKind policy = EvictionPolicyKind::kLru;
   int32_t window = 8;  ///< kLookahead: batches that may be announced ahead, 0 .. kMaxWindow.
   int32_t rank = 0;

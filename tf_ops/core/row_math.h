@@ -99,40 +99,70 @@ HVD_CTR_HD inline RowInit MakeRowInit(const InitializerOptions& initializer, con
   return init;
 }
 
+/// What the first values of one row have in common.
+HVD_CTR_ROW_INLINE uint64_t InitialBase(const RowInit& init, int64_t id) {
+  return Mix64(static_cast<uint64_t>(id) ^ init.table_seed);
+}
+
+/// Uniform: (2u - 1) * scale, u = top 24 bits / 2^24, which lies in [-scale, scale).
+HVD_CTR_ROW_INLINE float UniformColumn(uint64_t base, int32_t j, float scale) {
+  // Signed, which every instruction set converts to float; the value has 24 bits.
+  const auto top = static_cast<int32_t>(Mix64(base + static_cast<uint64_t>(j)) >> 40);
+  return (static_cast<float>(top) * (1.0f / 8388608.0f) - 1.0f) * scale;
+}
+
+/// Normal: Box-Muller, sqrt(-2 ln u1) cos(2 pi u2) * scale with u1 in (0, 1] from the top 24 bits and u2 in [0, 1) from the next
+/// 24.
+HVD_CTR_ROW_INLINE float NormalColumn(uint64_t base, int32_t j, float scale) {
+  const uint64_t h = Mix64(base + static_cast<uint64_t>(j));
+  const auto first = static_cast<uint32_t>(h >> 40);
+  const uint32_t second = static_cast<uint32_t>(h >> 16) & 0xffffffu;
+  return static_cast<float>(std::sqrt(-2.0 * LogOf24Bits(first + 1)) * CosOf24Bits(second)) * scale;
+}
+
 /// First value of one row (D): a function of seed, table name, id and column only (DESIGN invariant 5). Column j draws h =
-/// Mix64(base + j). Uniform: (2u - 1) * scale, u = top 24 bits / 2^24, which lies in [-scale, scale). Normal: Box-Muller,
-/// sqrt(-2 ln u1) cos(2 pi u2) * scale with u1 in (0, 1] from the top 24 bits and u2 in [0, 1) from the next 24.
+/// Mix64(base + j).
 HVD_CTR_ROW_INLINE void InitialRowOf(const RowInit& init, int64_t id, int32_t dim, float* row) {
-  const uint64_t base = Mix64(static_cast<uint64_t>(id) ^ init.table_seed);
+  const uint64_t base = InitialBase(init, id);
   const float scale = init.initializer.scale;
   switch (init.initializer.kind) {
     case InitializerKind::kConstant:
       for (int32_t j = 0; j < dim; ++j) row[j] = scale;
       break;
     case InitializerKind::kUniform:
-      for (int32_t j = 0; j < dim; ++j) {
-        // Signed, which every instruction set converts to float; the value has 24 bits.
-        const auto top = static_cast<int32_t>(Mix64(base + static_cast<uint64_t>(j)) >> 40);
-        row[j] = (static_cast<float>(top) * (1.0f / 8388608.0f) - 1.0f) * scale;
-      }
+      for (int32_t j = 0; j < dim; ++j) row[j] = UniformColumn(base, j, scale);
       break;
     case InitializerKind::kNormal:
-      for (int32_t j = 0; j < dim; ++j) {
-        const uint64_t h = Mix64(base + static_cast<uint64_t>(j));
-        const auto first = static_cast<uint32_t>(h >> 40);
-        const uint32_t second = static_cast<uint32_t>(h >> 16) & 0xffffffu;
-        row[j] = static_cast<float>(std::sqrt(-2.0 * LogOf24Bits(first + 1)) * CosOf24Bits(second)) * scale;
-      }
+      for (int32_t j = 0; j < dim; ++j) row[j] = NormalColumn(base, j, scale);
       break;
   }
+}
+
+/// Float j of the first record: the same bits as InitialRecordOf, one at a time.
+HVD_CTR_ROW_INLINE float InitialColumnOf(const RowInit& init, int64_t id, int32_t dim, int32_t j) {
+  if (j >= dim) return j - dim < init.accumulators ? init.accumulator : 0.0f;
+  const float scale = init.initializer.scale;
+  switch (init.initializer.kind) {
+    case InitializerKind::kConstant:
+      return scale;
+    case InitializerKind::kUniform:
+      return UniformColumn(InitialBase(init, id), j, scale);
+    case InitializerKind::kNormal:
+      return NormalColumn(InitialBase(init, id), j, scale);
+  }
+  return 0.0f;
+}
+
+/// First optimizer state (state_floats >= accumulators): padding is 0.
+HVD_CTR_ROW_INLINE void InitialStateOf(const RowInit& init, int64_t state_floats, float* state) {
+  for (int64_t j = 0; j < init.accumulators; ++j) state[j] = init.accumulator;
+  for (int64_t j = init.accumulators; j < state_floats; ++j) state[j] = 0.0f;
 }
 
 /// First record (record_floats >= dim): row, then state.
 HVD_CTR_ROW_INLINE void InitialRecordOf(const RowInit& init, int64_t id, int32_t dim, int64_t record_floats, float* record) {
   InitialRowOf(init, id, dim, record);
-  const int64_t accumulators_end = int64_t{dim} + init.accumulators;
-  for (int64_t j = dim; j < accumulators_end; ++j) record[j] = init.accumulator;
-  for (int64_t j = accumulators_end; j < record_floats; ++j) record[j] = 0.0f;
+  InitialStateOf(init, record_floats - dim, record + dim);
 }
 
 /// One row; see InitialRowOf.
@@ -143,9 +173,7 @@ HVD_CTR_HD inline void InitialRow(const InitializerOptions& options, uint64_t se
 
 /// First optimizer state of one row: StateFloats(options, dim) floats.
 HVD_CTR_HD inline void InitialState(const RowOptimizerOptions& options, int32_t dim, float* state) {
-  const RowInit init = MakeRowInit(InitializerOptions(), options, 0, 0, dim);
-  const int32_t floats = StateFloats(options, dim);
-  for (int32_t j = 0; j < floats; ++j) state[j] = j < init.accumulators ? init.accumulator : 0.0f;
+  InitialStateOf(MakeRowInit(InitializerOptions(), options, 0, 0, dim), StateFloats(options, dim), state);
 }
 
 // ---------------------------------------------------------------------------------------------------------- update rules
@@ -222,6 +250,16 @@ HVD_CTR_ROW_INLINE void AdagradColumn(const RowUpdate& update, float gradient, f
   *row = w - update.learning_rate * g / NonZero(std::sqrt(sum + update.epsilon));
 }
 
+/// What RowWiseAdagradRoot does once it has the lanes' sums, which it changes.
+HVD_CTR_ROW_INLINE float RowWiseAdagradRootOf(const RowUpdate& update, float* lanes, int32_t dim, float* accumulator) {
+  for (int32_t half = kRowSumLanes / 2; half > 0; half /= 2) {
+    for (int32_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  const float sum = *accumulator + lanes[0] / static_cast<float>(dim);
+  *accumulator = sum;
+  return NonZero(std::sqrt(sum + update.epsilon));
+}
+
 /// Row-wise Adagrad (Mudigere et al., ISCA 2022, section on memory): acc += mean_j g_j^2, one accumulator per row; afterwards
 /// w -= lr g / sqrt(acc + epsilon). Updates *accumulator and returns the root. The sum runs in 16 lanes (column j in lane j mod
 /// 16, ascending), which are then halved: lane i += lane i+8, i+4, i+2, i+1.
@@ -239,12 +277,7 @@ HVD_CTR_ROW_INLINE float RowWiseAdagradRoot(const RowUpdate& update, const float
     const float g = Regularised(update, gradient[j + i], row[j + i]);
     lanes[i] += g * g;
   }
-  for (int32_t half = kRowSumLanes / 2; half > 0; half /= 2) {
-    for (int32_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  const float sum = *accumulator + lanes[0] / static_cast<float>(dim);
-  *accumulator = sum;
-  return NonZero(std::sqrt(sum + update.epsilon));
+  return RowWiseAdagradRootOf(update, lanes, dim, accumulator);
 }
 
 /// Second half of row-wise Adagrad.
@@ -283,24 +316,35 @@ HVD_CTR_ROW_INLINE void FtrlColumn(const RowUpdate& update, float gradient, floa
   *row = quadratic == 0.0f ? w : proximal;
 }
 
+/// FTRL of one column, from its accumulator on. kRoot: the power is 0.5.
+template <bool kRoot>
+HVD_CTR_ROW_INLINE void FtrlAccumulate(const RowUpdate& update, float gradient, float* row, float* accumulator, float* linear) {
+  const float old_sum = *accumulator;
+  const float new_sum = old_sum + gradient * gradient;
+  *accumulator = new_sum;
+  if (kRoot) {
+    FtrlColumn(update, gradient, std::sqrt(old_sum), std::sqrt(new_sum), row, linear);
+  } else {
+    FtrlColumn(update, gradient, FtrlPower(old_sum, update.accumulator_power), FtrlPower(new_sum, update.accumulator_power), row,
+               linear);
+  }
+}
+
 /// FTRL over one row. A learning rate of 0 leaves row and state alone: the rule divides by it.
 HVD_CTR_ROW_INLINE void FtrlRow(const RowUpdate& update, const float* __restrict__ gradient, int32_t dim, float* __restrict__ row,
                                 float* __restrict__ accumulator, float* __restrict__ linear) {
   if (update.learning_rate == 0.0f) return;
   const bool root = update.accumulator_power == 0.5f;
-  for (int32_t j = 0; j < dim && root; ++j) {
-    const float old_sum = accumulator[j];
-    const float new_sum = old_sum + gradient[j] * gradient[j];
-    accumulator[j] = new_sum;
-    FtrlColumn(update, gradient[j], std::sqrt(old_sum), std::sqrt(new_sum), row + j, linear + j);
-  }
-  for (int32_t j = 0; j < dim && !root; ++j) {
-    const float old_sum = accumulator[j];
-    const float new_sum = old_sum + gradient[j] * gradient[j];
-    accumulator[j] = new_sum;
-    FtrlColumn(update, gradient[j], FtrlPower(old_sum, update.accumulator_power), FtrlPower(new_sum, update.accumulator_power),
-               row + j, linear + j);
-  }
+  for (int32_t j = 0; j < dim && root; ++j) FtrlAccumulate<true>(update, gradient[j], row + j, accumulator + j, linear + j);
+  for (int32_t j = 0; j < dim && !root; ++j) FtrlAccumulate<false>(update, gradient[j], row + j, accumulator + j, linear + j);
+}
+
+/// Adam's alpha by the row's own update count, which it advances.
+HVD_CTR_ROW_INLINE float AdamRowAlpha(const RowUpdate& update, float* count) {
+  // Counted in a float of the record: exact up to 2^24 updates, where it stops; both corrections are 1 long before.
+  const float advanced = *count < 16777216.0f ? *count + 1.0f : *count;
+  *count = advanced;
+  return AdamAlpha(update, static_cast<int64_t>(advanced));
 }
 
 /// Applies the rule kKind to one row: gradient (D), row (D), state (StateFloats). The three do not overlap.
@@ -315,13 +359,7 @@ HVD_CTR_ROW_INLINE void UpdateRowOf(const RowUpdate& update, const float* __rest
     const float root = RowWiseAdagradRoot(update, gradient, row, dim, state);
     for (int32_t j = 0; j < dim; ++j) RowWiseAdagradColumn(update, root, gradient[j], row + j);
   } else if constexpr (kKind == OptimizerKind::kAdam) {
-    float alpha = update.alpha;
-    if (update.row_step) {
-      // Counted in a float of the record: exact up to 2^24 updates, where it stops; both corrections are 1 long before.
-      const float count = state[2 * dim] < 16777216.0f ? state[2 * dim] + 1.0f : state[2 * dim];
-      state[2 * dim] = count;
-      alpha = AdamAlpha(update, static_cast<int64_t>(count));
-    }
+    const float alpha = update.row_step ? AdamRowAlpha(update, state + 2 * dim) : update.alpha;
     float* __restrict__ v = state + dim;
     for (int32_t j = 0; j < dim; ++j) AdamColumn(update, alpha, gradient[j], row + j, state + j, v + j);
   } else {

@@ -57,7 +57,9 @@ class TaskRunner {
   /// Calls fn(begin, end) over disjoint ranges that cover [0, n), each at least `grain` long (but for the last one), and
   /// returns when all are done. fn must not throw.
   virtual void ParallelFor(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& fn) = 0;
-  /// The same without a copy of fn, for which std::function would allocate memory.
+  /// Where the caller's device work is ordered (cudaStream_t); CPUs have none.
+  virtual void* stream() const { return nullptr; }
+  /// The same as ParallelFor without a copy of fn, for which std::function would allocate memory.
   template <typename Function>
   void Run(int64_t n, int64_t grain, const Function& fn) {
     ParallelFor(n, grain, std::cref(fn));

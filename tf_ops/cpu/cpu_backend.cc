@@ -5,7 +5,9 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <vector>
 
+#include "tf_ops/core/backend_checks.h"
 #include "tf_ops/core/row_math.h"
 #include "tf_ops/cpu/record_kernels.h"
 #include "tf_ops/cpu/row_loops.h"
@@ -39,48 +41,58 @@ class Arena {
       // Advice only: without transparent huge pages the arena works, at about 1.6 times the time per random row.
       (void)madvise(reinterpret_cast<void*>(begin), static_cast<size_t>(bytes), MADV_HUGEPAGE);
     }
-    data_ = reinterpret_cast<float*>(begin);
+    data_ = reinterpret_cast<uint8_t*>(begin);
     return true;
   }
-  float* data() const { return data_; }
+  uint8_t* data() const { return data_; }
 
  private:
   void* mapping_ = nullptr;
   int64_t mapped_bytes_ = 0;
-  float* data_ = nullptr;
+  uint8_t* data_ = nullptr;
+};
+
+/// A row (dim) of floats in the running thread, where rows that are stored narrower are computed on.
+class ScratchRow {
+ public:
+  explicit ScratchRow(const Records& records) {
+    if (records.row_type != RowType::kFloat32 && records.dim > kShort) long_.resize(static_cast<size_t>(records.dim));
+  }
+  float* data() { return long_.empty() ? short_ : long_.data(); }
+
+ private:
+  static constexpr int32_t kShort = 2048;
+  alignas(64) float short_[kShort];
+  std::vector<float> long_;
 };
 
 class CpuBackend final : public DeviceBackend {
  public:
-  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats) override {
-    if (allocated_) return MakeStatus(StatusCode::kFailedPrecondition, "CpuBackend::Allocate was called twice");
-    if (slots < 0 || slots > std::numeric_limits<Slot>::max() || dim < 1 || state_floats < 0 ||
-        int64_t{dim} + state_floats > std::numeric_limits<int32_t>::max()) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::Allocate: slots ", slots, " (allowed 0 .. 2^31-1), dim ", dim,
-                        " (allowed >= 1), state_floats ", state_floats, " (allowed >= 0; dim + state_floats < 2^31)");
-    }
+  Status Allocate(int64_t slots, int32_t dim, int32_t state_floats, RowType row_type) override {
+    HVD_CTR_RETURN_IF_ERROR(checks_.Allocate(slots, dim, state_floats));
     records_.dim = dim;
     records_.record_floats = dim + state_floats;
-    records_.stride = CpuRecordStride(records_.record_floats);
+    records_.row_type = row_type;
+    const CpuRecordLayout layout = LayOutCpuRecords(row_type, dim, state_floats);
+    records_.stride = layout.stride_bytes;
+    records_.state_offset = layout.state_offset_bytes;
     int64_t bytes = 0;
-    const bool fits = !__builtin_mul_overflow(slots, records_.stride * int64_t{sizeof(float)}, &bytes);
+    const bool fits = !__builtin_mul_overflow(slots, records_.stride, &bytes);
     if (!fits || bytes > std::numeric_limits<int64_t>::max() - kHugePage || !arena_.Map(bytes)) {
       return MakeStatus(StatusCode::kResourceExhausted, "CpuBackend::Allocate: no memory for ", slots, " slots of ",
-                        records_.stride * int64_t{sizeof(float)}, " bytes (", fits ? bytes : std::numeric_limits<int64_t>::max(),
-                        fits ? "" : " or more", " bytes in all): ", fits ? std::strerror(errno) : "address space exceeded",
-                        "; lower cache.slots");
+                        records_.stride, " bytes (", fits ? bytes : std::numeric_limits<int64_t>::max(), fits ? "" : " or more",
+                        " bytes in all): ", fits ? std::strerror(errno) : "address space exceeded", "; lower cache.slots");
     }
     records_.arena = arena_.data();
-    slots_ = slots;
     bytes_ = bytes;
-    allocated_ = true;
+    checks_.Allocated(slots, dim, state_floats);
     return Status::Ok();
   }
 
   int64_t allocated_bytes() const override { return bytes_; }
 
   Status StoreRecords(Span<const Slot> slots, const float* records, TaskRunner* runner) override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("StoreRecords", slots));
+    HVD_CTR_RETURN_IF_ERROR(checks_.Slots("StoreRecords", slots));
     const int64_t floats = records_.record_floats;
     ForRows(runner, slots.size(), floats, [&](int64_t begin, int64_t end) {
       WriteRecords(records_, slots.subspan(begin, end - begin), records + begin * floats);
@@ -89,36 +101,29 @@ class CpuBackend final : public DeviceBackend {
   }
 
   Status StoreFirstRecords(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init, TaskRunner* runner) override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("StoreFirstRecords", slots));
-    HVD_CTR_RETURN_IF_ERROR(CheckFirst(slots, keys, init));
+    HVD_CTR_RETURN_IF_ERROR(checks_.FirstRecords(slots, keys, init.tables.size(), init.dim, init.record_floats));
     ForRows(runner, slots.size(), records_.record_floats, [&](int64_t begin, int64_t end) {
-      WriteFirstRecords(records_, slots.subspan(begin, end - begin), keys.data() + begin, init.tables);
+      ScratchRow row(records_);
+      WriteFirstRecords({&records_, slots.subspan(begin, end - begin), keys.data() + begin, init.tables.data(), row.data()});
     });
     return Status::Ok();
   }
 
   Status FetchRecords(Span<const Slot> slots, float* records, TaskRunner* runner) const override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("FetchRecords", slots));
+    HVD_CTR_RETURN_IF_ERROR(checks_.Slots("FetchRecords", slots));
     Read(slots, records_.record_floats, records, runner);
     return Status::Ok();
   }
 
   Status GatherRows(Span<const Slot> slots, float* rows, TaskRunner* runner) const override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("GatherRows", slots));
+    HVD_CTR_RETURN_IF_ERROR(checks_.Slots("GatherRows", slots));
     Read(slots, records_.dim, rows, runner);
     return Status::Ok();
   }
 
   Status SegmentSum(const float* gradients, Span<const int32_t> inverse, int64_t unique, float* sums,
                     TaskRunner* runner) const override {
-    HVD_CTR_RETURN_IF_ERROR(CheckAllocated("SegmentSum"));
-    if (unique < 0)
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::SegmentSum: unique is ", unique, ", allowed >= 0");
-    const int64_t bad = FirstOutside(inverse, unique);
-    if (bad >= 0) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::SegmentSum: inverse[", bad, "] = ", inverse[bad],
-                        " is outside [-1, ", unique, ")");
-    }
+    HVD_CTR_RETURN_IF_ERROR(checks_.Inverse(inverse, unique));
     ScatterArgs args;
     args.source = gradients;
     args.places = records_.dim;
@@ -133,16 +138,16 @@ class CpuBackend final : public DeviceBackend {
   Status UpdateRows(Span<const Slot> slots, Span<const int32_t> tables, const float* gradients,
                     Span<const RowOptimizerOptions> optimizers, int64_t step, float learning_rate_scale,
                     TaskRunner* runner) override {
-    HVD_CTR_RETURN_IF_ERROR(CheckSlots("UpdateRows", slots));
-    HVD_CTR_RETURN_IF_ERROR(CheckTables(slots, tables, optimizers));
+    HVD_CTR_RETURN_IF_ERROR(checks_.Update(slots, tables, optimizers));
     ForRows(runner, slots.size(), records_.record_floats, [&](int64_t begin, int64_t end) {
+      ScratchRow row(records_);
       // One call per run of equal table: keys come grouped by table, so runs are long.
       for (int64_t k = begin; k < end;) {
         int64_t stop = k + 1;
         while (stop < end && tables[stop] == tables[k]) ++stop;
         const RowOptimizerOptions& options = optimizers[tables[k]];
         const RowUpdate update = MakeRowUpdate(options, step, options.learning_rate * learning_rate_scale);
-        UpdateRecords(options.kind, {&records_, slots.data() + k, gradients + k * records_.dim, stop - k, &update});
+        UpdateRecords(options.kind, {&records_, slots.data() + k, gradients + k * records_.dim, stop - k, &update, row.data()});
         k = stop;
       }
     });
@@ -156,66 +161,26 @@ class CpuBackend final : public DeviceBackend {
     });
   }
 
-  Status CheckAllocated(const char* call) const {
-    if (allocated_) return Status::Ok();
-    return MakeStatus(StatusCode::kFailedPrecondition, "CpuBackend::", call, " was called before Allocate");
-  }
-
-  Status CheckSlots(const char* call, Span<const Slot> slots) const {
-    HVD_CTR_RETURN_IF_ERROR(CheckAllocated(call));
-    const int64_t bad = FirstOutside(slots, slots_);
-    if (bad < 0) return Status::Ok();
-    return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::", call, ": slots[", bad, "] = ", slots[bad], " is outside [0, ",
-                      slots_, ") and is not kNoSlot (-1)");
-  }
-
-  Status CheckFirst(Span<const Slot> slots, Span<const Key> keys, const RecordInit& init) const {
-    if (slots.size() != keys.size() || init.dim != records_.dim || init.record_floats != records_.record_floats) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::StoreFirstRecords: ", slots.size(), " slots, ", keys.size(),
-                        " keys, dim ", init.dim, ", records of ", init.record_floats,
-                        " floats; needed are as many keys as slots, dim ", records_.dim, " and records of ",
-                        records_.record_floats);
-    }
-    for (int64_t i = 0; i < keys.size(); ++i) {
-      if (keys[i].table >= 0 && keys[i].table < init.tables.size()) continue;
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::StoreFirstRecords: keys[", i, "] is of table ", keys[i].table,
-                        ", which is outside [0, ", init.tables.size(), ")");
-    }
-    return Status::Ok();
-  }
-
-  Status CheckTables(Span<const Slot> slots, Span<const int32_t> tables, Span<const RowOptimizerOptions> optimizers) const {
-    if (slots.size() != tables.size()) {
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::UpdateRows: ", slots.size(), " slots but ", tables.size(),
-                        " tables");
-    }
-    for (int64_t k = 0; k < tables.size(); ++k) {
-      if (tables[k] >= 0 && tables[k] < optimizers.size()) continue;
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::UpdateRows: tables[", k, "] = ", tables[k], " is outside [0, ",
-                        optimizers.size(), ")");
-    }
-    for (int64_t t = 0; t < optimizers.size(); ++t) {
-      const int32_t needed = StateFloats(optimizers[t], records_.dim);
-      if (records_.dim + int64_t{needed} <= records_.record_floats) continue;
-      return MakeStatus(StatusCode::kInvalidArgument, "CpuBackend::UpdateRows: the optimizer of table ", t, " needs ", needed,
-                        " state floats per row, but records were allocated with ", records_.record_floats - records_.dim);
-    }
-    return Status::Ok();
-  }
-
+  BackendChecks checks_{"CpuBackend"};
   Arena arena_;
   Records records_;
-  int64_t slots_ = 0;
   int64_t bytes_ = 0;
-  bool allocated_ = false;
 };
 
 }  // namespace
 
-int64_t CpuRecordStride(int64_t record_floats) {
-  const int64_t lines = (record_floats + kLineFloats - 1) / kLineFloats * kLineFloats;
-  if (4 * (lines - record_floats) <= record_floats) return lines;
-  return record_floats <= 2 ? record_floats : (record_floats + 3) / 4 * 4;
+CpuRecordLayout LayOutCpuRecords(RowType row_type, int32_t dim, int64_t state_floats) {
+  constexpr int64_t kFloat = sizeof(float), kLine = kLineFloats * kFloat;
+  CpuRecordLayout layout;
+  layout.state_offset_bytes = (int64_t{dim} * RowElementBytes(row_type) + kFloat - 1) / kFloat * kFloat;
+  const int64_t bytes = layout.state_offset_bytes + state_floats * kFloat;
+  const int64_t lines = (bytes + kLine - 1) / kLine * kLine;
+  if (4 * (lines - bytes) <= bytes) {
+    layout.stride_bytes = lines;
+  } else {
+    layout.stride_bytes = bytes <= 2 * kFloat ? bytes : (bytes + 4 * kFloat - 1) / (4 * kFloat) * (4 * kFloat);
+  }
+  return layout;
 }
 
 std::unique_ptr<DeviceBackend> MakeCpuBackend() { return std::make_unique<CpuBackend>(); }

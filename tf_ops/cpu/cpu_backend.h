@@ -1,7 +1,7 @@
 // CpuBackend: the device tier in RAM. One arena of S records, aligned and padded to cache lines, in huge pages when it is large.
 //
 //   std::unique_ptr<DeviceBackend> backend = MakeCpuBackend();
-//   HVD_CTR_RETURN_IF_ERROR(backend->Allocate(slots, dim, state_floats));
+//   HVD_CTR_RETURN_IF_ERROR(backend->Allocate(slots, dim, state_floats, row_type));
 #ifndef HVD_CTR_CPU_CPU_BACKEND_H_
 #define HVD_CTR_CPU_CPU_BACKEND_H_
 
@@ -17,9 +17,15 @@ namespace hvd_ctr {
 /// touch.
 std::unique_ptr<DeviceBackend> MakeCpuBackend();
 
-/// Floats from one record to the next: whole cache lines when that wastes at most a quarter (D=16 with Adagrad is exactly two
-/// lines), else a multiple of 4 floats, so that small records (row-wise Adagrad, D=1) stay small.
-int64_t CpuRecordStride(int64_t record_floats);
+/// Where the parts of a record lie, in bytes.
+struct CpuRecordLayout {
+  int64_t state_offset_bytes = 0;  ///< From a record to its state.
+  int64_t stride_bytes = 0;        ///< From one record to the next.
+};
+
+/// Stride: whole cache lines when that wastes at most a quarter (D=16 with Adagrad is exactly two lines), else a multiple of 16
+/// bytes, so that small records (row-wise Adagrad, D=1) stay small.
+CpuRecordLayout LayOutCpuRecords(RowType row_type, int32_t dim, int64_t state_floats);
 
 }  // namespace hvd_ctr
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "tf_ops/core/backend_checks.h"
 #include "tf_ops/core/simd_level.h"
 #include "tf_ops/core/status.h"
 #include "tf_ops/core/types.h"
@@ -48,9 +49,6 @@ template <typename Function>
 void ForRows(TaskRunner* runner, int64_t n, int64_t row_floats, const Function& fn) {
   if (n > 0) runner->Run(n, std::max<int64_t>(1, 8192 / std::max<int64_t>(1, row_floats)), fn);
 }
-
-/// Position of the first value outside [-1, limit), or -1 if there is none. One vectorised pass when all is well.
-int64_t FirstOutside(Span<const int32_t> values, int64_t limit);
 
 }  // namespace hvd_ctr
 

@@ -73,12 +73,13 @@ absl::Status ReadTables(OpKernelConstruction* c, std::vector<TableOptions>* tabl
 }
 
 absl::Status ReadOptions(OpKernelConstruction* c, MixCacheOptions* options) {
-  int32_t policy = 0;
+  int32_t policy = 0, row_type = 0;
   int64_t seed = 0;
   float wait_seconds = 0.0f;
   TF_RETURN_IF_ERROR(c->GetAttr("cache_name", &options->name));
   TF_RETURN_IF_ERROR(c->GetAttr("dim", &options->dim));
   TF_RETURN_IF_ERROR(c->GetAttr("slots", &options->slots));
+  TF_RETURN_IF_ERROR(c->GetAttr("row_type", &row_type));
   TF_RETURN_IF_ERROR(c->GetAttr("policy", &policy));
   TF_RETURN_IF_ERROR(c->GetAttr("window", &options->window));
   TF_RETURN_IF_ERROR(c->GetAttr("rank", &options->rank));
@@ -93,6 +94,7 @@ absl::Status ReadOptions(OpKernelConstruction* c, MixCacheOptions* options) {
   TF_RETURN_IF_ERROR(c->GetAttr("host_ram_bytes", &options->host.ram_bytes));
   TF_RETURN_IF_ERROR(c->GetAttr("host_direct_io", &options->host.direct_io));
   options->host.kind = static_cast<HostKind>(host_kind);
+  options->row_type = static_cast<RowType>(row_type);
   options->policy = static_cast<EvictionPolicyKind>(policy);
   options->seed = static_cast<uint64_t>(seed);
   options->prefetch_wait_seconds = wait_seconds;

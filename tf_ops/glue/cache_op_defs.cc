@@ -117,6 +117,7 @@ REGISTER_OP("HvdCtrMixCache")
     .Attr("cache_name: string")
     .Attr("dim: int")
     .Attr("slots: int")
+    .Attr("row_type: int")
     .Attr("policy: int")
     .Attr("window: int")
     .Attr("rank: int")
@@ -158,6 +159,7 @@ handle: ().
 cache_name: for messages.
 dim: D.
 slots: S, rows on this rank's device.
+row_type: RowType of the rows there; rows that come in and out are float32.
 policy: EvictionPolicyKind.
 window: batches that may be announced ahead.
 seed: with table name, id and column it determines initial values.

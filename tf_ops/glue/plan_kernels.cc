@@ -36,6 +36,7 @@ REGISTER_OP("HvdCtrPlanMemory")
     .Output("plan: int64")
     .Attr("dim: int >= 1")
     .Attr("slots: int >= 1")
+    .Attr("row_type: int")
     .Attr("policy: int")
     .Attr("optimizer_kinds: list(int) >= 1")
     .Attr("row_steps: list(bool) >= 1")
@@ -50,6 +51,7 @@ demand: (8), the fields of MemoryDemand after rows, in their order.
 plan: (11), device bytes, then the fields of MemoryPlan in their order.
 dim: D.
 slots: S.
+row_type: RowType.
 policy: EvictionPolicyKind.
 optimizer_kinds: (T), OptimizerKind of each table.
 row_steps: (T), as in HvdCtrMixCache.
@@ -60,11 +62,12 @@ host_ram_bytes: as in HvdCtrMixCache.
 class PlanMemoryOp final : public OpKernel {
  public:
   explicit PlanMemoryOp(OpKernelConstruction* c) : OpKernel(c) {
-    int32_t policy = 0, host_kind = 0;
+    int32_t policy = 0, row_type = 0, host_kind = 0;
     std::vector<int32_t> kinds;
     std::vector<bool> row_steps;
     OP_REQUIRES_OK(c, c->GetAttr("dim", &options_.dim));
     OP_REQUIRES_OK(c, c->GetAttr("slots", &options_.slots));
+    OP_REQUIRES_OK(c, c->GetAttr("row_type", &row_type));
     OP_REQUIRES_OK(c, c->GetAttr("policy", &policy));
     OP_REQUIRES_OK(c, c->GetAttr("optimizer_kinds", &kinds));
     OP_REQUIRES_OK(c, c->GetAttr("row_steps", &row_steps));
@@ -75,6 +78,7 @@ class PlanMemoryOp final : public OpKernel {
                                                             " entries, optimizer_kinds has ", kinds.size())));
     OP_REQUIRES(c, host_kind != static_cast<int32_t>(HostKind::kDisk) || options_.host.ram_bytes > 0,
                 absl::InvalidArgumentError("HvdCtrPlanMemory: host_ram_bytes must be above 0 for rows on disk"));
+    options_.row_type = static_cast<RowType>(row_type);
     options_.policy = static_cast<EvictionPolicyKind>(policy);
     options_.host.kind = static_cast<HostKind>(host_kind);
     options_.tables.resize(kinds.size());
@@ -99,7 +103,8 @@ class PlanMemoryOp final : public OpKernel {
       *field = given[next++];
     }
     const MemoryPlan plan = PlanMemory(options_, demand);
-    const int64_t device = options_.slots * CpuRecordStride(plan.record_floats) * static_cast<int64_t>(sizeof(float));
+    const CpuRecordLayout record = LayOutCpuRecords(options_.row_type, options_.dim, plan.record_floats - options_.dim);
+    const int64_t device = options_.slots * record.stride_bytes;
     OP_REQUIRES_OK(ctx, SetVectorOutput<int64_t>(
                             ctx, 0,
                             {device, plan.record_bytes, plan.index_bytes, plan.buffer_bytes, plan.slot_bytes, plan.batch_bytes,
