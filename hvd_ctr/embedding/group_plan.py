@@ -308,13 +308,16 @@ def _memory_demand(
     counted = [demand.counts[table.name].distinct if table.name in demand.counts else 0.0 for table in spec.tables]
     freq = spec.policy == "freq"
     read = max(keys.received if demand.evaluates else 0.0, min(_COUNTS_CHUNK, max(counted)) if freq else 0.0)
+    # Keys are looked at from the first batch on whose predecessors may not find room (EvictionPolicy::Expect).
+    known = [value for value in rows if value is not None]
+    fits = len(known) == len(rows) and sum(known) + (spec.window - 1) * keys.received <= spec.slots
     return MemoryDemand(
         rows=[round(value or 0.0) for value in rows],
         received=round(keys.received),
         unique=round(keys.unique),
         evictions=round(min(evictions, keys.unique)) if evicts else 0,
         tickets=demand.depth + 1,
-        coming=round(keys.coming),
+        coming=0 if fits else round(keys.coming),
         counted=round(sum(counted) / demand.ranks) if freq else 0,
         read=round(read),
     )
