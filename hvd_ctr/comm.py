@@ -395,8 +395,8 @@ class HorovodComm(Comm):
         with self._lock:
             function = self._functions.get(key)
             if function is None:
-                function = tf.function(placed, input_signature=specs, autograph=False, jit_compile=False)
-                self._functions[key] = function
+                traced = tf.function(placed, input_signature=specs, autograph=False, jit_compile=False)
+                function = self._functions[key] = traced.get_concrete_function()
         return function(*inputs)
 
 
