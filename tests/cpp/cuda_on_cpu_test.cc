@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -43,6 +45,7 @@ struct Pair {
   BackendFactory device;
   const char* name;
   RowType row_type;
+  bool other_nans = false;  // The device's arithmetic has NaNs of its own.
 };
 
 class SameBitsTest : public testing::TestWithParam<Pair> {
@@ -166,8 +169,19 @@ class SameBitsTest : public testing::TestWithParam<Pair> {
     std::vector<float> first(static_cast<size_t>(floats), 99.0f), second(static_cast<size_t>(floats), -99.0f);
     ASSERT_TRUE(call(cpu_.get(), first.data()).ok());
     ASSERT_TRUE(call(device_.get(), second.data()).ok());
-    ASSERT_TRUE(SameBits(first, second)) << "dim " << dim_ << ", after " << step_ << " updates";
     if (result != nullptr) *result = first;
+    if (GetParam().other_nans) {
+      for (std::vector<float>* values : {&first, &second}) MakeNansAlike(values);
+    }
+    ASSERT_TRUE(SameBits(first, second)) << "dim " << dim_ << ", after " << step_ << " updates";
+  }
+
+  /// Rows that rules of several kinds update in turn come to roots of negative numbers. Of those x86 makes 0xffc00000, and CUDA
+  /// 0x7fffffff.
+  static void MakeNansAlike(std::vector<float>* values) {
+    for (float& value : *values) {
+      if (std::isnan(value)) value = std::numeric_limits<float>::quiet_NaN();
+    }
   }
 
   std::mt19937_64 random_{17};
@@ -195,7 +209,7 @@ std::vector<Pair> Pairs() {
     pairs.push_back({&MakeCudaOnCpuBackend, "CudaOnCpu", row_type});
     pairs.push_back({&MakeStrictBackend, "Strict", row_type});
 #if defined(HVD_CTR_DEVICE_UNDER_TEST)
-    pairs.push_back({&MakeBackendUnderTest, "Device", row_type});
+    pairs.push_back({&MakeBackendUnderTest, "Device", row_type, true});
 #endif
   }
   return pairs;
