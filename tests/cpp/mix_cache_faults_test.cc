@@ -1,4 +1,6 @@
 // A device or host store that fails in the middle of row movement: the cache says so, keeps no pins and loses no row.
+#include <new>
+
 #include "tests/cpp/mix_cache_fixture.h"
 
 namespace hvd_ctr {
@@ -10,9 +12,11 @@ struct Faults {
   int store = -1;
   int fetch_records = -1;
   int store_records = -1;
+  bool no_memory = false;  // The call throws.
 
-  static Status Check(int* countdown, const char* what) {
+  Status Check(int* countdown, const char* what) const {
     if (*countdown < 0 || (*countdown)-- > 0) return Status::Ok();
+    if (no_memory) throw std::bad_alloc();
     return MakeStatus(StatusCode::kInternal, "injected fault in ", what);
   }
 };
@@ -27,11 +31,11 @@ class FaultyStore final : public HostStore {
  public:
   FaultyStore(std::unique_ptr<HostStore> store, Faults* faults) : store_(std::move(store)), faults_(faults) {}
   Status Load(Span<const Key> keys, float* records, uint8_t* found, TaskRunner* runner) const override {
-    HVD_CTR_RETURN_IF_ERROR(Faults::Check(&faults_->load, "Load"));
+    HVD_CTR_RETURN_IF_ERROR(faults_->Check(&faults_->load, "Load"));
     return store_->Load(keys, records, found, runner);
   }
   Status Store(Span<const Key> keys, const float* records, TaskRunner* runner) override {
-    HVD_CTR_RETURN_IF_ERROR(Faults::Check(&faults_->store, "Store"));
+    HVD_CTR_RETURN_IF_ERROR(faults_->Check(&faults_->store, "Store"));
     return store_->Store(keys, records, runner);
   }
   int64_t Remove(Span<const Key> keys) override { return store_->Remove(keys); }
@@ -57,14 +61,14 @@ class FaultyBackend final : public DeviceBackend {
   }
   int64_t allocated_bytes() const override { return backend_->allocated_bytes(); }
   Status StoreRecords(Span<const Slot> slots, const float* records, TaskRunner* runner) override {
-    const Status fault = Faults::Check(&faults_->store_records, "StoreRecords");
-    if (fault.ok()) return backend_->StoreRecords(slots, records, runner);
     // Fails half-way, after it has overwritten some slots.
-    HVD_CTR_RETURN_IF_ERROR(backend_->StoreRecords(slots.subspan(0, (slots.size() + 1) / 2), records, runner));
-    return fault;
+    const bool fails = faults_->store_records == 0;
+    if (fails) HVD_CTR_RETURN_IF_ERROR(backend_->StoreRecords(slots.subspan(0, (slots.size() + 1) / 2), records, runner));
+    HVD_CTR_RETURN_IF_ERROR(faults_->Check(&faults_->store_records, "StoreRecords"));
+    return backend_->StoreRecords(slots, records, runner);
   }
   Status FetchRecords(Span<const Slot> slots, float* records, TaskRunner* runner) const override {
-    HVD_CTR_RETURN_IF_ERROR(Faults::Check(&faults_->fetch_records, "FetchRecords"));
+    HVD_CTR_RETURN_IF_ERROR(faults_->Check(&faults_->fetch_records, "FetchRecords"));
     return backend_->FetchRecords(slots, records, runner);
   }
   Status GatherRows(Span<const Slot> slots, float* rows, TaskRunner* runner) const override {
@@ -108,17 +112,19 @@ class MixCacheFaultsTest : public testing::TestWithParam<int Faults::*> {
 
 TEST_P(MixCacheFaultsTest, FailedPrefetchKeepsNoPinsAndLosesNoRow) {
   InlineRunner runner;
-  // 6000 of 12000 rows move in two chunks; the first or the second one fails.
+  // 6000 of 12000 rows move in two chunks; the first or the second one fails, or finds no memory.
   for (const int64_t rows : {int64_t{4}, int64_t{12000}}) {
-    for (int countdown = 0; countdown < (rows > 4 ? 2 : 1); ++countdown) {
+    for (int fault = 0; fault < (rows > 4 ? 4 : 2); ++fault) {
+      const int countdown = fault / 2;
+      faults_.no_memory = fault % 2 == 1;
       Make(rows);
       Train(Range(0, rows));
       const MixCacheStats before = cache_->Stats();
       faults_.*GetParam() = countdown;
       int64_t ticket = -1;
       const Status status = cache_->Prefetch(Range(rows / 2, rows / 2 + rows), &ticket, &runner);
-      ASSERT_EQ(status.code(), StatusCode::kInternal);
-      EXPECT_TRUE(Mentions(status, "injected fault")) << status.message();
+      ASSERT_EQ(status.code(), faults_.no_memory ? StatusCode::kResourceExhausted : StatusCode::kInternal);
+      EXPECT_TRUE(Mentions(status, faults_.no_memory ? "no host memory" : "injected fault")) << status.message();
       EXPECT_EQ(ticket, -1);
       const MixCacheStats after = cache_->Stats();
       EXPECT_EQ(after.pinned_slots, 0);

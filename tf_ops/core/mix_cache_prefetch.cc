@@ -98,7 +98,8 @@ Status MixCacheImpl::MovePlannedRows(TaskRunner* runner) {
   // The slots to write back and to fill are pinned by no ticket, so no Lookup or Apply meanwhile uses them.
   HVD_CTR_RETURN_IF_ERROR(backend_->BeginMoves());
   bool overwritten = false;
-  Status moved = WriteBackAndLoad(&overwritten, runner);
+  // Also without memory the moves end, and slots that were overwritten are forgotten.
+  Status moved = Guard("the rows of a batch", [&]() { return WriteBackAndLoad(&overwritten, runner); });
   const Status ended = backend_->EndMoves();
   if (moved.ok()) moved = ended;
   if (!moved.ok() && overwritten) {
