@@ -147,6 +147,38 @@ TEST_F(DeviceRowsTest, ComputeWaitsForMovesOnceTheyHaveEnded) {
   EXPECT_TRUE(Ran("StoreRecords"));
 }
 
+// A device to which nothing can be copied for a while.
+class UploadsFail : public QueuedRuntime {
+ public:
+  UploadsFail(const std::shared_ptr<QueuedDevice>& device, const bool* fail) : QueuedRuntime(device), fail_(fail) {}
+  Status CopyToDevice(void* to, const void* from, int64_t bytes, Stream stream) const {
+    if (*fail_) return MakeStatus(StatusCode::kInternal, "injected fault");
+    return QueuedRuntime::CopyToDevice(to, from, bytes, stream);
+  }
+
+ private:
+  const bool* fail_;
+};
+
+// The call that fails has given nothing to its stream, so what transfers wait for is still the call before it.
+TEST_F(DeviceRowsTest, TransfersWaitForTheLastUpdateAlsoWhenALaterCallFails) {
+  bool fail = false;
+  Stream other = nullptr;
+  ASSERT_TRUE(runtime_.NewStream(&other).ok());
+  backend_ = std::make_unique<DeviceRows<UploadsFail>>("QueuedBackend", UploadsFail(device_, &fail));
+  ASSERT_TRUE(backend_->Allocate(kSlots, kDim, kDim, RowType::kFloat32).ok());
+  Update(0, 4, stream_);
+  fail = true;
+  StreamRunner runner(&inline_runner_, other);
+  const std::vector<Slot> slots = Range(0, 4);
+  EXPECT_FALSE(backend_->GatherRows(slots, static_cast<float*>(rows_), &runner).ok());
+  fail = false;
+  Fetch(0, 4);
+  EXPECT_TRUE(RanBefore("UpdateRows", "FetchRecords"));
+  backend_.reset();
+  runtime_.DestroyStream(other);
+}
+
 // More calls on their way than there are blocks of staging memory: a block is filled again only when its work is done.
 TEST_F(DeviceRowsTest, StagingMemoryIsNotFilledAgainTooEarly) {
   const std::vector<int32_t> tables = {0};

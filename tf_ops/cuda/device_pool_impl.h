@@ -31,7 +31,6 @@ class RuntimePool final : public DevicePool {
   RuntimePool(const RuntimePool&) = delete;
   RuntimePool& operator=(const RuntimePool&) = delete;
   ~RuntimePool() override {
-    // Freeing waits for what uses the memory.
     if (!has_uploads_) return;
     (void)runtime_.Use().ok();
     staging_.Destroy(runtime_);

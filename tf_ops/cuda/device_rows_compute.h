@@ -20,9 +20,13 @@ Status DeviceRows<Runtime>::Compute(int64_t bytes, TaskRunner* runner, const Fil
     std::lock_guard<std::mutex> lock(compute_mutex_);
     status = Upload(block, bytes, stream);
     if (status.ok()) status = JoinCompute(stream);
-    if (status.ok()) status = enqueue(block->device.data, stream);
-    const Status recorded = runtime_.Record(computed_, stream);
-    if (status.ok()) status = recorded;
+    if (status.ok()) {
+      status = enqueue(block->device.data, stream);
+      // Also after an error: some of it may be on the stream. Before that the stream need not wait for the call before, for which
+      // computed_ stands until now.
+      const Status recorded = runtime_.Record(computed_, stream);
+      if (status.ok()) status = recorded;
+    }
   }
   return compute_staging_.GiveBack(runtime_, block, stream, status);
 }

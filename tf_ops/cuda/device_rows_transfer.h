@@ -60,11 +60,12 @@ Status DeviceRows<Runtime>::BeginMoves() {
 
 template <typename Runtime>
 Status DeviceRows<Runtime>::EndMoves() {
-  HVD_CTR_RETURN_IF_ERROR(runtime_.Use());
   std::lock_guard<std::mutex> lock(transfer_mutex_);
   const bool moved = moving_ && moved_;
   moving_ = false;
-  return moved ? runtime_.Record(loaded_, transfer_) : Status::Ok();
+  if (!moved) return Status::Ok();
+  HVD_CTR_RETURN_IF_ERROR(runtime_.Use());
+  return runtime_.Record(loaded_, transfer_);
 }
 
 template <typename Runtime>

@@ -97,9 +97,10 @@ class StagingPool {
     return status;
   }
 
-  /// Only while nobody uses the pool and its streams are idle.
+  /// Only while nobody uses the pool. Waits for the work on its blocks.
   void Destroy(const Runtime& runtime) {
     for (const std::unique_ptr<StagingBlock>& block : all_) {
+      (void)runtime.Synchronize(block->done).ok();
       runtime.FreePinned(block->pinned.data);
       runtime.Free(block->device.data);
       runtime.DestroyEvent(block->uploaded);
