@@ -53,8 +53,9 @@ set_target_properties(hvd_ctr_cuda PROPERTIES
   RULE_LAUNCH_COMPILE "bash ${CMAKE_CURRENT_LIST_DIR}/keep_log.sh <OBJECT>")
 target_include_directories(hvd_ctr_cuda PUBLIC "${HVD_CTR_ROOT}")
 # The same bits as on a CPU: no contraction, division and root rounded to nearest, denormals kept.
-# Warnings of the compiler and of ptxas, which tells of spilled registers, are errors.
+# Warnings of the compiler and of ptxas, which tells of spilled registers, are errors; not that nvcc 12.8 and 12.9 are the last ones
+# for Volta, which they say with every file.
 target_compile_options(hvd_ctr_cuda PRIVATE
   -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
   "-Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off,-fno-math-errno,-fno-trapping-math"
-  -Werror=all-warnings "-Xptxas=-v,-warn-spills,-Werror")
+  -Wno-deprecated-gpu-targets -Werror=all-warnings "-Xptxas=-v,-warn-spills,-Werror")
