@@ -160,7 +160,8 @@ def use_gpu(local_rank: int, local_size: int) -> str:
         "GPU 1 of 4" for a log; empty without a GPU.
 
     Raises:
-        RuntimeError: there are several GPUs, but fewer than ranks on this machine.
+        RuntimeError: there are several GPUs, but fewer than ranks on this machine; or TensorFlow uses another one
+            already.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -174,7 +175,12 @@ def use_gpu(local_rank: int, local_size: int) -> str:
     try:
         tf.config.set_visible_devices(gpus[number], "GPU")
         tf.config.experimental.set_memory_growth(gpus[number], True)
-    except RuntimeError:
+    except RuntimeError as error:
+        if number > 0:
+            raise RuntimeError(
+                f"TensorFlow ran before hvd_ctr.init() and has taken the first of {len(gpus)} GPUs, which is another "
+                f"rank's; call hvd_ctr.init() first"
+            ) from error
         logger.warning(
             "TensorFlow ran before hvd_ctr.init(), so it may keep all memory of all %d GPUs for itself; call "
             "hvd_ctr.init() first",

@@ -124,6 +124,15 @@ def test_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen == [gpus[1], True]
     with pytest.raises(RuntimeError, match="3 ranks were started on this machine, but it has 2 GPUs"):
         launcher.use_gpu(0, 3)
+
+    def too_late(device: Any, kind: str) -> None:
+        raise RuntimeError("Visible devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(launcher.tf.config, "set_visible_devices", too_late)
+    assert launcher.use_gpu(0, 2) == "GPU 0 of 2"
+    with pytest.raises(RuntimeError, match="has taken the first of 2 GPUs, which is another rank's"):
+        launcher.use_gpu(1, 2)
+    monkeypatch.setattr(launcher.tf.config, "set_visible_devices", lambda device, kind: chosen.append(device))
     del gpus[1]
     assert launcher.use_gpu(3, 4) == "GPU 0 of 1"  # the launcher has given each process one of its own
     gpus.clear()
