@@ -51,7 +51,7 @@ RowCode RowCodeOf(const OpKernelContext* ctx) {
   return IsOnGpu(ctx) ? RowCode::kCuda : RowCode::kCpu;
 }
 
-Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(const OpKernelContext* ctx) {
+Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(OpKernelContext* ctx) {
   const char* wanted = BackendVariable();
   if (*wanted != '\0' && std::strcmp(wanted, kCudaOnCpuName) != 0) {
     return MakeStatus(StatusCode::kInvalidArgument, kBackendVariable, " is '", wanted, "', allowed: ", kCudaOnCpuName,
@@ -59,7 +59,9 @@ Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(const OpKernelContext* 
   }
   switch (RowCodeOf(ctx)) {
     case RowCode::kCudaOnCpu:
-      return MakeCudaOnCpuBackend();
+      if (StreamOf(ctx) == nullptr) return MakeCudaOnCpuBackend();
+      return MakeStatus(StatusCode::kInvalidArgument, kBackendVariable, " is '", wanted,
+                        "', whose loops do not reach the memory of this GPU; unset it, or hide the GPU by CUDA_VISIBLE_DEVICES=");
     case RowCode::kCuda:
 #ifdef HVD_CTR_CUDA
       return MakeCudaBackend(CudaDeviceOf(ctx));

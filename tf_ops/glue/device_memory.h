@@ -33,8 +33,8 @@ bool HasGpuKernels();
 
 RowCode RowCodeOf(const tensorflow::OpKernelContext* ctx);
 
-/// The device tier on the device of the kernel. INVALID_ARGUMENT for another value of HVD_CTR_BACKEND.
-Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(const tensorflow::OpKernelContext* ctx);
+/// The device tier on the device of the kernel. INVALID_ARGUMENT for another value of HVD_CTR_BACKEND, or kCudaOnCpu on a GPU.
+Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(tensorflow::OpKernelContext* ctx);
 
 /// Full name of the CPU of the kernel's task: what belongs to the host is there, whatever device the kernel is on.
 std::string HostNameOf(const tensorflow::OpKernelContext* ctx);
