@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -13,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import pyarrow.parquet as pq
+import tensorflow as tf
 
 from hvd_ctr import models
 from hvd_ctr.cli import assemble, plan_report
@@ -129,6 +131,9 @@ def plan(
     Raises:
         ConfigError: an argument or the file of counts cannot be used.
     """
+    # Else TensorFlow would take the memory of all GPUs, which others may train on.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
     made = make_plan(config, ranks=ranks, ranks_per_host=ranks_per_host, counts_file=counts_file)
     if json_file == "-":
         json.dump(as_json(made), sys.stdout, indent=1)
