@@ -162,7 +162,8 @@ class QueuedDevice {
     if (event->done >= version) return;
     for (auto& queue : queues_) {
       for (const Work& work : queue.second) {
-        if (work.waits || work.event != event || work.version < version) continue;
+        // Not a later record: that may wait for this one itself.
+        if (work.waits || work.event != event || work.version != version) continue;
         RunUntil(queue.first, [&] { return event->done >= version; });
         return;
       }
