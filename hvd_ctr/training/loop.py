@@ -24,6 +24,7 @@ from hvd_ctr.config import TrainConfig
 from hvd_ctr.config.profile import ProfileOptions
 from hvd_ctr.data import Batch, Reader
 from hvd_ctr.embedding.sharded_embedding import BatchFacts, Staged
+from hvd_ctr.ops import placement
 from hvd_ctr.training import checkpoint, checkpoint_folder, metrics
 from hvd_ctr.training.agreed_data import agreed_batches
 from hvd_ctr.training.checkpoint import Progress
@@ -122,8 +123,11 @@ class Trainer:
             step = tf.function(self._train_step_body, input_signature=signature, autograph=False)
             # There is one trace only: to call it directly saves the search for one that fits, 0.4 ms of each step.
             self._train_step = step.get_concrete_function()
-        data = (tf.convert_to_tensor(part) for part in (batch.dense, batch.ids, batch.labels))
-        return int(self._train_step(*data, tuple(staged)))
+        dense, labels = tf.convert_to_tensor(batch.dense), tf.convert_to_tensor(batch.labels)
+        # On a machine with a GPU they would be put there, to be fetched back, behind the step before, for `prepare`.
+        with placement.on_host():
+            ids = tf.convert_to_tensor(batch.ids)
+        return int(self._train_step(dense, ids, labels, tuple(staged)))
 
     def _logits(self, dense: Tensor, ids: Tensor) -> Tensor:
         return self._model({"dense_features": dense, "ids": ids}, training=False)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hvd_ctr.comm import Comm
 from hvd_ctr.embedding.sharded_embedding import Staged
+from hvd_ctr.ops import placement
 from hvd_ctr.training.agreed_data import any_rows, exact_reading, zero_rows
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 from hvd_ctr.training.train_step import batch_facts, embedding_layers, table_groups
@@ -69,7 +70,8 @@ class PipelinedData:
 
     def _inputs_of(self, batch: Any) -> Inputs:
         x, _, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        return Inputs(self._extract(x), batch_facts(x, sample_weight))
+        with placement.on_host():
+            return Inputs(self._extract(x), batch_facts(x, sample_weight))
 
     def _prepare_example(self, spec: Any) -> tuple[Staged, ...]:
         """Specs of the staged tensors, from the shapes of an empty batch. Local: nothing is exchanged."""
