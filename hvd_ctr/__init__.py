@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         load_config,
     )
     from hvd_ctr.embedding import ShardedEmbedding
-    from hvd_ctr.layers import MixCacheEmbedding
+    from hvd_ctr.layers import ExpandRows, FactorizedDense, MixCacheEmbedding
     from hvd_ctr.training.callbacks import CheckpointCallback, load_checkpoint
     from hvd_ctr.training.hybrid_model import HybridModel
     from hvd_ctr.training.metrics import DistributedAUC
@@ -57,6 +57,8 @@ _HOMES = {
     "load_config": "hvd_ctr.config",
     "ShardedEmbedding": "hvd_ctr.embedding",
     "MixCacheEmbedding": "hvd_ctr.layers",
+    "ExpandRows": "hvd_ctr.layers",
+    "FactorizedDense": "hvd_ctr.layers",
     "CheckpointCallback": "hvd_ctr.training.callbacks",
     "load_checkpoint": "hvd_ctr.training.callbacks",
     "ProfileCallback": "hvd_ctr.training.profiler",
@@ -69,6 +71,8 @@ __all__ = [
     "CacheConfig",
     "CheckpointCallback",
     "DistributedAUC",
+    "ExpandRows",
+    "FactorizedDense",
     "FeatureConfig",
     "HostConfig",
     "HybridModel",

@@ -3,7 +3,8 @@
 26 categorical features with Criteo-Kaggle's cardinalities times SCALE, power-law ids (exponent 1.1) spread over the
 table, 13 dense features, one MLP, Adagrad with learning rate 0.05 on rows and dense weights, synchronous steps. By
 environment: SCALE (0.25), DIM (16), BATCH per rank (4096), STEPS timed (60), WARM steps before (15), MLP ("256,128"),
-SLOTS per rank (2,097,152), DEPTH of the pipeline (0: none). Ids depend on the rank only, as in the comparison's own
+SLOTS per rank (2,097,152), DEPTH of the pipeline (0: none), FACTORIZED (1: the first layer is a FactorizedDense; 0: a
+plain Dense on the expanded rows). Ids depend on the rank only, as in the comparison's own
 generator; they are made beforehand, so reading is free.
 """
 
@@ -13,7 +14,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from hvd_ctr.bench.stepper import ReadyRows, Stepper
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
 from hvd_ctr.config.profile import ProfileOptions
 from hvd_ctr.data.synthetic import CRITEO_CARDINALITIES
-from hvd_ctr.layers import MixCacheEmbedding
+from hvd_ctr.layers import FactorizedDense, MixCacheEmbedding
 from hvd_ctr.training.hybrid_model import HybridModel
 from hvd_ctr.training.profiler import Profiler
 
@@ -49,6 +50,7 @@ class Workload:
     mlp: tuple[int, ...] = (256, 128)
     slots: int = 1 << 21
     depth: int = 0
+    factorized: bool = True
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Workload:
@@ -56,6 +58,7 @@ class Workload:
         parsers: dict[str, Callable[[str], Any]] = {
             "scale": float,
             "mlp": lambda text: tuple(int(width) for width in text.split(",")),
+            "factorized": lambda text: bool(int(text)),
         }
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
@@ -116,8 +119,11 @@ def build(workload: Workload) -> HybridModel:
     dense_input = keras.Input((_DENSE,), name="dense_features")
     ids = keras.Input((len(features),), dtype="int64", name="ids")
     embedding = MixCacheEmbedding(features, CacheConfig(slots=workload.slots), name="embedding")
-    x = embedding(ids, dense=dense_input)
-    return _compiled({"dense_features": dense_input, "ids": ids}, x, workload)
+    inputs = {"dense_features": dense_input, "ids": ids}
+    if not workload.factorized:
+        return _compiled(inputs, embedding(ids, dense=dense_input), workload.mlp)
+    first = FactorizedDense(workload.mlp[0], activation="relu", name="first")
+    return _compiled(inputs, first(embedding(ids, factored=True), dense=dense_input), workload.mlp[1:])
 
 
 def dense_only(workload: Workload) -> HybridModel:
@@ -126,11 +132,11 @@ def dense_only(workload: Workload) -> HybridModel:
     """
     columns = _DENSE + len(workload.cardinalities) * workload.dim
     inputs = keras.Input((columns,), name="rows")
-    return _compiled({"rows": inputs}, ReadyRows(name="ready")(inputs), workload)
+    return _compiled({"rows": inputs}, ReadyRows(name="ready")(inputs), workload.mlp)
 
 
-def _compiled(inputs: dict[str, Any], x: Any, workload: Workload) -> HybridModel:
-    for width in workload.mlp:
+def _compiled(inputs: dict[str, Any], x: Any, widths: Sequence[int]) -> HybridModel:
+    for width in widths:
         x = keras.layers.Dense(width, activation="relu")(x)
     model = HybridModel(inputs, keras.layers.Dense(1)(x))
     model.compile(keras.optimizers.Adagrad(_LEARNING_RATE), keras.losses.BinaryCrossentropy(from_logits=True))

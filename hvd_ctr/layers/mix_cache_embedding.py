@@ -46,6 +46,10 @@ class MixCacheEmbedding(keras.layers.Layer):
     columns and then each feature's vector in the order of the features, which are pooled ones then. The vectors are
     written there as they are looked up, without the copies that Concatenate makes of them and of their gradients.
 
+    With `factored=True`, for features of length 1 and one dim, nothing is expanded: it returns {"rows": (U, D), the
+    distinct rows of the batch; "row_of_id": (B, F) int32, the row of each id, -1 for an id that was dropped}, for the
+    layers of hvd_ctr/layers/factored.py, which take what they need of it.
+
     Args:
         features: the features, which name their tables.
         cache: slots per rank and dim, eviction policy.
@@ -124,9 +128,16 @@ class MixCacheEmbedding(keras.layers.Layer):
 
     # ---- shapes ----
 
-    def compute_output_spec(self, inputs: Any, dense: Any = None) -> Any:
+    def compute_output_spec(self, inputs: Any, dense: Any = None, factored: bool = False) -> Any:
         """Symbolic outputs; see the class docstring for shapes."""
         vectors = self._vectors_spec(inputs)
+        if factored:
+            self._check_factored(dense)
+            batch = tf.nest.flatten(inputs)[0].shape[0]
+            return {
+                "rows": keras.KerasTensor((None, self.features[0].table.dim), dtype=self.compute_dtype),
+                "row_of_id": keras.KerasTensor((batch, len(self.features)), dtype="int32"),
+            }
         if dense is None:
             return vectors
         self._check_dense(dense)
@@ -177,6 +188,16 @@ class MixCacheEmbedding(keras.layers.Layer):
                 f"{', '.join(sequences)}; call the layer without dense and put its outputs together yourself"
             )
 
+    def _check_factored(self, dense: Any) -> None:
+        if dense is not None:
+            raise ValueError(f"{self.name}: dense is for the layers behind factored=True; pass it to them")
+        sequences = [f.name for f in self.features if f.length != 1 or f.combiner is None or f.weights is not None]
+        if sequences or len(set(self._dims.values())) > 1:
+            raise ValueError(
+                f"{self.name}: factored=True needs features of length 1 with a combiner, without weights, and tables "
+                f"of one dim; not so are {', '.join(sequences) or self._dims}; call the layer without factored"
+            )
+
     # ---- lookup ----
 
     def prepare(self, inputs: Any, facts: BatchFacts) -> list[PreparedIds]:
@@ -197,10 +218,12 @@ class MixCacheEmbedding(keras.layers.Layer):
             facts = BatchFacts(tf.cast(ids.batch_rows, tf.int64), tf.cast(ids.batch_rows, tf.float64))
         return group.prepare(ids.ids, ids.feature_splits, facts)
 
-    def call(self, inputs: Any, dense: Any = None) -> Any:
+    def call(self, inputs: Any, dense: Any = None, factored: bool = False) -> Any:
         """See the class docstring. Inside a train step the rows are watched for gradients; elsewhere they are only
         read.
         """
+        if factored:
+            return self._factored(inputs, dense)
         if dense is not None:
             return self._tower_input(inputs, dense)
         outputs: dict[str, Any] = {}
@@ -252,11 +275,19 @@ class MixCacheEmbedding(keras.layers.Layer):
             pooled = pooling_ops.pool_rows(rows, virtual_ids, beside=pooling_ops.Beside(columns, len(self.features)))
         return tf.cast(pooled, self.compute_dtype)
 
-    def _in_column_order(self, group: TableGroup, vectors: Tensor) -> Tensor:
-        """(B, F, D) in the group's feature order -> in the order of the layer's features."""
+    def _factored(self, inputs: Any, dense: Any) -> dict[str, Tensor]:
+        self._check_factored(dense)
+        group = self.sharded.groups[0]
+        _, rows, virtual_ids = self._lookup(group, inputs)
+        with placement.on_host():
+            row_of_id = self._in_column_order(group, tf.reshape(virtual_ids, [-1, len(self.features)]))
+        return {"rows": tf.cast(rows, self.compute_dtype), "row_of_id": row_of_id}
+
+    def _in_column_order(self, group: TableGroup, columns: Tensor) -> Tensor:
+        """(B, F, ...) in the group's feature order -> in the order of the layer's features."""
         if group.layout.features == self.features:
-            return vectors
-        return tf.gather(vectors, [group.layout.features.index(feature) for feature in self.features], axis=1)
+            return columns
+        return tf.gather(columns, [group.layout.features.index(feature) for feature in self.features], axis=1)
 
     def _pool_group(self, group: TableGroup, ids: GroupIds, rows: Tensor, virtual_ids: Tensor) -> dict[str, Any]:
         features, outputs = group.layout.features, {}

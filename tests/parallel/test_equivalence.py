@@ -29,7 +29,15 @@ from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, Ta
 from hvd_ctr.embedding.id_counts import write_counts
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from tests.support.dense_reference import DenseReference
-from tests.support.hybrid import exported, logits_model, needed_slots, share, train_reference, unique_name
+from tests.support.hybrid import (
+    exported,
+    factorized_logits,
+    logits_model,
+    needed_slots,
+    share,
+    train_reference,
+    unique_name,
+)
 
 _STEPS, _GB, _DIM, _X, _SEED = 50, 40, 4, 3, 11
 _TOLERANCE = {"sgd": 1e-6, "adagrad": 1e-6, "rowwise_adagrad": 1e-6, "ftrl": 1e-6, "adam": 1e-5}
@@ -40,6 +48,8 @@ _POLICIES = ("lru", "lfu", "clock", "freq", "lookahead")
 # new. The other policies with the cache that evicts most.
 _CASES = [(kind, _SIZES[(i + j) % 3], ("lru", "lfu")[(i + j) % 2]) for i, kind in enumerate(_KINDS) for j in range(3)]
 _CASES += [("adagrad", _SIZES[0], "clock"), ("adam", _SIZES[0], "freq"), ("ftrl", _SIZES[0], "lookahead")]
+_CASES = [(*case, "plain") for case in _CASES]
+_CASES += [(kind, size, "lru", "factorized") for kind, size in zip(("adagrad", "adam", "ftrl"), _SIZES, strict=True)]
 
 
 def _features(kind: str) -> list[FeatureConfig]:
@@ -78,11 +88,15 @@ def _counts_file() -> str:
     return f"{folder}/counts.parquet"
 
 
-def _hybrid(kind: str, slots: int, policy: str) -> tuple[hvd_ctr.HybridModel, hvd_ctr.MixCacheEmbedding]:
+def _hybrid(kind: str, slots: int, policy: str, tower: str) -> tuple[hvd_ctr.HybridModel, hvd_ctr.MixCacheEmbedding]:
     cache = CacheConfig(slots=slots, policy=policy, counts=_counts_file() if policy == "freq" else None)
     layer = hvd_ctr.MixCacheEmbedding(_features(kind), cache, seed=_SEED, name=unique_name("equal"))
     ids, numbers = keras.Input((4,), dtype="int64", name="ids"), keras.Input((_X,), name="numbers")
-    model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits_model(layer(ids), numbers))
+    if tower == "plain":
+        logits = logits_model(layer(ids), numbers)
+    else:
+        logits = factorized_logits(layer(ids, factored=True), numbers, 0.6)
+    model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits)
     model.compile(keras.optimizers.SGD(0.1), keras.losses.BinaryCrossentropy(from_logits=True))
     model.synchronise()
     return model, layer
@@ -108,14 +122,16 @@ def _reference(kind: str) -> tuple[DenseReference, list[np.ndarray]]:
     return reference, [np.asarray(w) for w in tower.weights]
 
 
-@pytest.mark.parametrize(("kind", "size", "policy"), _CASES)
-def test_any_ranks_and_cache_equal_the_dense_reference(comm: Comm, kind: str, size: str, policy: str) -> None:
+@pytest.mark.parametrize(("kind", "size", "policy", "tower"), _CASES)
+def test_any_ranks_and_cache_equal_the_dense_reference(
+    comm: Comm, kind: str, size: str, policy: str, tower: str
+) -> None:
     reference, weights = _reference(kind)
     ids, dense, labels = _stream()
-    probe = _hybrid(kind, 1, "lru")[1].sharded
+    probe = _hybrid(kind, 1, "lru", tower)[1].sharded
     needed = max(comm.allgather_object(needed_slots(probe, ids)))
     slots = {"just enough": needed, "twice": 2 * needed, "all rows": 4096}[size]
-    model, layer = _hybrid(kind, slots, policy)
+    model, layer = _hybrid(kind, slots, policy, tower)
     run = tf.function(lambda x, y: model.hybrid_step(x, y).loss, reduce_retracing=True, autograph=False)
     for step, (step_ids, step_dense, step_labels) in enumerate(zip(ids, dense, labels, strict=True)):
         if policy == "lookahead":

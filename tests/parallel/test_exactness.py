@@ -4,7 +4,8 @@ dtype, each over 300 steps of adversarial batches.
 Everything that shares the number of ranks and the row dtype must agree to the last bit in all rows, their optimizer
 state and all dense weights. The plainest member (all rows cached, no pipeline, lru, rows in memory, alltoall, float32)
 is compared with the dense reference of one process, which ties the numbers of ranks together; rows of other types are
-compared with it in test_row_dtype.py.
+compared with it in test_row_dtype.py. The tower begins with a FactorizedDense, which factors other features in other
+batches; the reference's with a plain Dense.
 
 By default a covering array runs: every pair of levels of any two factors appears in some run; at 4 ranks every level
 appears, with float32 rows. HVD_CTR_FULL_MATRIX=1 runs the full product with float32 rows, and the covering array.
@@ -39,7 +40,7 @@ from hvd_ctr.embedding.id_counts import write_counts
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from hvd_ctr.training.pipeline import Inputs, Pipeline, tensor_specs
 from tests.support.dense_reference import DenseReference
-from tests.support.hybrid import logits_model, needed_slots, share, train_reference, unique_name
+from tests.support.hybrid import factorized_logits, logits_model, needed_slots, share, train_reference, unique_name
 
 _STEPS, _GB, _DIM, _X, _SEED = 300, 48, 64, 2, 13
 _TABLES = {"item": "adagrad", "user": "adam", "place": "ftrl"}
@@ -139,7 +140,9 @@ def _model(slots: int, setting: Setting) -> tuple[hvd_ctr.HybridModel, hvd_ctr.M
         exchange=setting.exchange,
     )
     ids, numbers = keras.Input((len(_TABLES),), dtype="int64", name="ids"), keras.Input((_X,), name="numbers")
-    model = hvd_ctr.HybridModel({"ids": ids, "numbers": numbers}, logits_model(layer(ids), numbers))
+    model = hvd_ctr.HybridModel(
+        {"ids": ids, "numbers": numbers}, factorized_logits(layer(ids, factored=True), numbers, 0.5)
+    )
     model.compile(keras.optimizers.Adam(0.002), keras.losses.BinaryCrossentropy(from_logits=True))
     model.synchronise()
     return model, layer

@@ -15,7 +15,7 @@ from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, Ta
 from hvd_ctr.embedding import ShardedEmbedding
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from hvd_ctr.embedding.step_context import StepContext
-from hvd_ctr.layers import MixCacheEmbedding
+from hvd_ctr.layers import FactorizedDense, MixCacheEmbedding
 from hvd_ctr.training.train_step import batch_facts
 from tests.support.dense_reference import DenseReference
 
@@ -88,9 +88,17 @@ def exported(sharded: ShardedEmbedding, comm: comms.Comm, table: str) -> dict[in
 
 def logits_model(vectors: keras.KerasTensor, dense: keras.KerasTensor, seed: int = 1) -> keras.KerasTensor:
     """A small dense tower over (B, F, D) vectors and (B, X) dense features."""
-    x = keras.layers.Concatenate()([keras.layers.Flatten()(vectors), dense])
+    x = keras.layers.Concatenate()([dense, keras.layers.Flatten()(vectors)])
     x = keras.layers.Dense(8, activation="relu", kernel_initializer=keras.initializers.GlorotUniform(seed))(x)
     return keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed + 1))(x)
+
+
+def factorized_logits(factored: keras.KerasTensor, dense: keras.KerasTensor, max_share: float) -> keras.KerasTensor:
+    """`logits_model` on distinct rows; with the same weights."""
+    initializer = keras.initializers.GlorotUniform(1)
+    first = FactorizedDense(8, activation="relu", max_share=max_share, kernel_initializer=initializer)
+    x = first(factored, dense=dense)
+    return keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(2))(x)
 
 
 def train_reference(

@@ -53,6 +53,7 @@ CORE_LEVELS: list[tuple[set[str], bool]] = [
             "stage_clock",
             "bag_places",
             "bags",
+            "factor_plan",
         },
         True,
     ),

@@ -10,6 +10,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.ops import gradient_registry
 
 from hvd_ctr.ops import (  # noqa: F401  (they register gradients)
+    factorized_ops,
     id_ops,
     interaction_ops,
     mix_cache_ops,

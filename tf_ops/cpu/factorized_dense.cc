@@ -1,0 +1,332 @@
+#include "tf_ops/cpu/factorized_dense.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "tf_ops/core/backend_checks.h"
+#include "tf_ops/core/simd_level.h"
+#include "tf_ops/cpu/row_loops.h"
+
+namespace hvd_ctr {
+namespace {
+
+/// Rows whose sums are in registers at once.
+constexpr int64_t kRows = 8;
+/// Vectors of one sample that are.
+constexpr int64_t kVectors = 8;
+
+/// Scratch matrices have whole lines, so that vectors of any level cover them.
+int64_t WholeLines(int64_t floats) { return (floats + kLineFloats - 1) / kLineFloats * kLineFloats; }
+
+const float* KernelOf(const FactorizedShape& shape, const float* kernel, int64_t feature) {
+  return kernel + (shape.beside + feature * shape.dim) * shape.units;
+}
+
+/// `count` vectors of kWidth floats.
+template <int32_t kWidth>
+using VectorOf = typename FloatVector<kWidth>::Type;
+
+// ---- many small matrix products ----
+
+/// out (rows, columns), row-major with `columns` = whole lines, = left (rows, depth) right (depth, columns).
+struct Product {
+  const float* left;
+  int64_t left_stride;
+  int64_t depth;
+  const float* right;
+  int64_t columns;
+  float* out;
+};
+
+template <SimdLevel kLevel, int64_t kCount>
+HVD_CTR_SIMD_BODY void MultiplyBlock(const Product& p, int64_t first) {
+  constexpr int32_t kWidth = SimdFloats(kLevel);
+  const float* const left = p.left + first * p.left_stride;
+  for (int64_t j = 0; j < p.columns; j += kWidth) {
+    VectorOf<kWidth> sums[kCount] = {};
+    for (int64_t k = 0; k < p.depth; ++k) {
+      VectorOf<kWidth> right;
+      std::memcpy(&right, p.right + k * p.columns + j, sizeof(right));
+      for (int64_t i = 0; i < kCount; ++i) sums[i] += left[i * p.left_stride + k] * right;
+    }
+    for (int64_t i = 0; i < kCount; ++i) std::memcpy(p.out + (first + i) * p.columns + j, &sums[i], sizeof(sums[i]));
+  }
+}
+
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void MultiplyRowsBody(const Product& p, int64_t begin, int64_t end) {
+  for (; begin + kRows <= end; begin += kRows) MultiplyBlock<kLevel, kRows>(p, begin);
+  for (; begin < end; ++begin) MultiplyBlock<kLevel, 1>(p, begin);
+}
+
+HVD_CTR_SIMD_KERNEL(void, MultiplyRows, (const Product& p, int64_t begin, int64_t end), (p, begin, end))
+
+/// For each distinct row r, of feature i: out[r] = left[r] right_i, where the features' right sides (depth, columns) stand one
+/// after the other from product.right on.
+void MultiplyByFeature(const FactoredIds& ids, const Product& product, TaskRunner* runner) {
+  ForRows(runner, ids.distinct.size(), product.depth * product.columns / 8, [&](int64_t begin, int64_t end) {
+    Product of_feature = product;
+    for (int64_t i = 0; i < ids.features.size(); ++i, of_feature.right += product.depth * product.columns) {
+      const int64_t first = std::max<int64_t>(begin, ids.begins[i]);
+      const int64_t last = std::min<int64_t>(end, ids.begins[i + 1]);
+      if (first < last) MultiplyRows(of_feature, first, last);
+    }
+  });
+}
+
+/// d_kernel's columns [first, end) of one factored feature: the sum over its distinct rows of row^T sums[row].
+struct KernelGrad {
+  const float* rows;  ///< (S, dim)
+  const float* sums;  ///< (S, stride)
+  int64_t dim, stride, units;
+  int64_t begin, end;  ///< Of the feature in S.
+  float* out;          ///< (dim, units)
+};
+
+template <SimdLevel kLevel, int64_t kCount>
+HVD_CTR_SIMD_BODY void KernelGradBlock(const KernelGrad& g, int64_t k, int64_t j) {
+  constexpr int32_t kWidth = SimdFloats(kLevel);
+  VectorOf<kWidth> totals[kCount] = {};
+  for (int64_t r = g.begin; r < g.end; ++r) {
+    VectorOf<kWidth> sum;
+    std::memcpy(&sum, g.sums + r * g.stride + j, sizeof(sum));
+    for (int64_t i = 0; i < kCount; ++i) totals[i] += g.rows[r * g.dim + k + i] * sum;
+  }
+  const auto bytes = static_cast<size_t>(std::min<int64_t>(kWidth, g.units - j)) * sizeof(float);
+  for (int64_t i = 0; i < kCount; ++i) std::memcpy(g.out + (k + i) * g.units + j, &totals[i], bytes);
+}
+
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void KernelGradColumnsBody(const KernelGrad& g, int64_t first, int64_t last) {
+  for (int64_t j = first; j < std::min(last, g.units); j += SimdFloats(kLevel)) {
+    int64_t k = 0;
+    for (; k + kRows <= g.dim; k += kRows) KernelGradBlock<kLevel, kRows>(g, k, j);
+    for (; k < g.dim; ++k) KernelGradBlock<kLevel, 1>(g, k, j);
+  }
+}
+
+HVD_CTR_SIMD_KERNEL(void, KernelGradColumns, (const KernelGrad& g, int64_t first, int64_t last), (g, first, last))
+
+// ---- one pass over the samples ----
+
+struct SumArgs {
+  const FactoredIds* ids;
+  const float* products;  ///< (S + 1, stride); the last row is zero, for dropped ids.
+  int64_t stride, units;
+  const float* bias;
+  bool relu;
+  const float* direct;
+  float* out;
+};
+
+/// kCount vectors of kWidth columns from j on of sample b.
+template <int64_t kCount, int32_t kWidth>
+HVD_CTR_SIMD_BODY void SumColumns(const SumArgs& args, int64_t b, int64_t j) {
+  using Vector = VectorOf<kWidth>;
+  const int64_t factored = args.ids->features.size();
+  const int32_t* const slots = args.ids->slots.data() + b * factored;
+  Vector sums[kCount];
+  std::memcpy(sums, args.direct + b * args.units + j, sizeof(sums));
+  for (int64_t i = 0; i < factored; ++i) {
+    const float* product = args.products + slots[i] * args.stride + j;
+    for (int64_t v = 0; v < kCount; ++v) {
+      Vector part;
+      std::memcpy(&part, product + v * kWidth, sizeof(part));
+      sums[v] += part;
+    }
+  }
+  for (int64_t v = 0; v < kCount; ++v) {
+    if (args.bias != nullptr) {
+      Vector bias;
+      std::memcpy(&bias, args.bias + j + v * kWidth, sizeof(bias));
+      sums[v] += bias;
+    }
+    // NaN stays NaN.
+    if (args.relu) sums[v] = sums[v] <= 0.0f ? Vector{} : sums[v];
+    std::memcpy(args.out + b * args.units + j + v * kWidth, &sums[v], sizeof(Vector));
+  }
+}
+
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void SumSamplesBody(const SumArgs& args, int64_t begin, int64_t end) {
+  constexpr int32_t kWidth = SimdFloats(kLevel);
+  for (int64_t b = begin; b < end; ++b) {
+    int64_t j = 0;
+    for (; j + kVectors * kWidth <= args.units; j += kVectors * kWidth) SumColumns<kVectors, kWidth>(args, b, j);
+    for (; j + 2 * kWidth <= args.units; j += 2 * kWidth) SumColumns<2, kWidth>(args, b, j);
+    for (; j + kWidth <= args.units; j += kWidth) SumColumns<1, kWidth>(args, b, j);
+    for (; j < args.units; ++j) SumColumns<1, 1>(args, b, j);
+  }
+}
+
+HVD_CTR_SIMD_KERNEL(void, SumSamples, (const SumArgs& args, int64_t begin, int64_t end), (args, begin, end))
+
+struct SpreadArgs {
+  const FactoredIds* ids;
+  const float* d_out;
+  int64_t stride, units;
+  float* sums;  ///< (S + 1, stride); dropped ids go to the last row, which nobody reads.
+};
+
+/// Adds kCount vectors of kWidth columns from j on of sample b to the sums of its rows.
+template <int64_t kCount, int32_t kWidth>
+HVD_CTR_SIMD_BODY void SpreadColumns(const SpreadArgs& args, int64_t b, int64_t j) {
+  using Vector = VectorOf<kWidth>;
+  const int64_t factored = args.ids->features.size();
+  const int32_t* const slots = args.ids->slots.data() + b * factored;
+  Vector parts[kCount];
+  std::memcpy(parts, args.d_out + b * args.units + j, sizeof(parts));
+  for (int64_t i = 0; i < factored; ++i) {
+    float* const to = args.sums + slots[i] * args.stride + j;
+    for (int64_t v = 0; v < kCount; ++v) {
+      Vector sum;
+      std::memcpy(&sum, to + v * kWidth, sizeof(sum));
+      sum += parts[v];
+      std::memcpy(to + v * kWidth, &sum, sizeof(sum));
+    }
+  }
+}
+
+/// Columns [first, last) of all samples in order: threads share columns and no sum.
+template <SimdLevel kLevel>
+HVD_CTR_SIMD_BODY void SpreadSamplesBody(const SpreadArgs& args, int64_t first, int64_t last) {
+  constexpr int32_t kWidth = SimdFloats(kLevel);
+  for (int64_t b = 0; b < args.ids->samples; ++b) {
+    int64_t j = first;
+    for (; j + kVectors * kWidth <= last; j += kVectors * kWidth) SpreadColumns<kVectors, kWidth>(args, b, j);
+    for (; j + kWidth <= last; j += kWidth) SpreadColumns<1, kWidth>(args, b, j);
+    for (; j < last; ++j) SpreadColumns<1, 1>(args, b, j);
+  }
+}
+
+HVD_CTR_SIMD_KERNEL(void, SpreadSamples, (const SpreadArgs& args, int64_t first, int64_t last), (args, first, last))
+
+// ---- scratch ----
+
+/// Memory cut off the front of a call's scratch, in whole lines.
+class Scratch {
+ public:
+  explicit Scratch(float* memory) : next_(memory) {}
+  float* Take(int64_t floats) {
+    float* const taken = next_;
+    next_ += WholeLines(floats);
+    return taken;
+  }
+
+ private:
+  float* next_;
+};
+
+/// The rows of the plan, one after the other: (S, dim).
+void PackRows(const FactoredIds& ids, const float* rows, int64_t dim, float* packed) {
+  for (int64_t r = 0; r < ids.distinct.size(); ++r) std::copy_n(rows + ids.distinct[r] * dim, dim, packed + r * dim);
+}
+
+/// (features, dim, stride): the factored features' kernels, with zeros behind their units.
+void PackKernels(const FactoredIds& ids, const FactorizedShape& shape, const float* kernel, int64_t stride, float* packed) {
+  for (const int32_t feature : ids.features) {
+    const float* from = KernelOf(shape, kernel, feature);
+    for (int64_t k = 0; k < shape.dim; ++k, from += shape.units, packed += stride) {
+      std::copy_n(from, shape.units, packed);
+      std::fill(packed + shape.units, packed + stride, 0.0f);
+    }
+  }
+}
+
+/// (features, units, stride): the same transposed, with zeros behind the dim.
+void PackTransposed(const FactoredIds& ids, const FactorizedShape& shape, const float* kernel, int64_t stride, float* packed) {
+  std::fill_n(packed, ids.features.size() * shape.units * stride, 0.0f);
+  for (const int32_t feature : ids.features) {
+    const float* from = KernelOf(shape, kernel, feature);
+    for (int64_t k = 0; k < shape.dim; ++k) {
+      for (int64_t h = 0; h < shape.units; ++h) packed[h * stride + k] = from[k * shape.units + h];
+    }
+    packed += shape.units * stride;
+  }
+}
+
+}  // namespace
+
+Status CheckFactoredIds(const char* call, const FactoredIds& ids, const FactorizedShape& shape) {
+  const int64_t factored = ids.features.size(), distinct = ids.distinct.size();
+  bool fits = shape.dim >= 1 && shape.units >= 1 && shape.beside >= 0 && ids.begins.size() == factored + 1 &&
+              ids.slots.size() == factored * ids.samples && ids.begins[0] == 0 && ids.begins[factored] == distinct;
+  for (int64_t i = 0; fits && i < factored; ++i) {
+    fits = ids.begins[i] <= ids.begins[i + 1] && ids.features[i] >= 0 && ids.features[i] < shape.features;
+  }
+  fits = fits && FirstOutside(ids.distinct, shape.unique) < 0 && FirstOutside(ids.slots, distinct + 1) < 0;
+  fits = fits && (distinct == 0 || *std::min_element(ids.distinct.begin(), ids.distinct.end()) >= 0);
+  fits = fits && (ids.slots.empty() || *std::min_element(ids.slots.begin(), ids.slots.end()) >= 0);
+  if (fits) return Status::Ok();
+  return MakeStatus(StatusCode::kInvalidArgument, call, ": the plan (", factored, " features, ", distinct, " distinct rows, ",
+                    ids.slots.size(), " slots) does not belong to ", ids.samples, " samples of ", shape.features, " features, ",
+                    shape.unique, " rows of dim ", shape.dim, " and ", shape.units,
+                    " units; take it from a FactorPlan of the same ids");
+}
+
+int64_t FactorizedSumScratch(const FactoredIds& ids, const FactorizedShape& shape) {
+  const int64_t stride = WholeLines(shape.units), distinct = ids.distinct.size();
+  return WholeLines(distinct * shape.dim) + ids.features.size() * shape.dim * stride + (distinct + 1) * stride;
+}
+
+void FactorizedSum(const FactoredIds& ids, const FactorizedShape& shape, const float* rows, const float* kernel,
+                   const float* bias, bool relu, const float* direct, float* out, float* scratch, TaskRunner* runner) {
+  const int64_t stride = WholeLines(shape.units), distinct = ids.distinct.size();
+  Scratch memory(scratch);
+  float* const packed_rows = memory.Take(distinct * shape.dim);
+  float* const kernels = memory.Take(ids.features.size() * shape.dim * stride);
+  float* const products = memory.Take((distinct + 1) * stride);
+  PackRows(ids, rows, shape.dim, packed_rows);
+  PackKernels(ids, shape, kernel, stride, kernels);
+  MultiplyByFeature(ids, {packed_rows, shape.dim, shape.dim, kernels, stride, products}, runner);
+  std::fill_n(products + distinct * stride, stride, 0.0f);
+  const SumArgs args{&ids, products, stride, shape.units, bias, relu, direct, out};
+  ForRows(runner, ids.samples, (ids.features.size() + 2) * shape.units,
+          [&args](int64_t begin, int64_t end) { SumSamples(args, begin, end); });
+}
+
+int64_t FactorizedGradScratch(const FactoredIds& ids, const FactorizedShape& shape) {
+  const int64_t stride = WholeLines(shape.units), dim_stride = WholeLines(shape.dim), distinct = ids.distinct.size();
+  return WholeLines(distinct * shape.dim) + ids.features.size() * stride * dim_stride + (distinct + 1) * stride +
+         distinct * dim_stride;
+}
+
+void FactorizedGrad(const FactoredIds& ids, const FactorizedShape& shape, const float* rows, const float* kernel,
+                    const float* d_out, float* d_rows, float* d_kernel, float* scratch, TaskRunner* runner) {
+  const int64_t stride = WholeLines(shape.units), dim_stride = WholeLines(shape.dim), distinct = ids.distinct.size();
+  Scratch memory(scratch);
+  float* const packed_rows = memory.Take(distinct * shape.dim);
+  float* const transposed = memory.Take(ids.features.size() * stride * dim_stride);
+  float* const sums = memory.Take((distinct + 1) * stride);
+  float* const row_sums = memory.Take(distinct * dim_stride);
+
+  ForRows(runner, distinct + 1, stride,
+          [&](int64_t begin, int64_t end) { ZeroRow((end - begin) * stride, sums + begin * stride); });
+  const SpreadArgs spread{&ids, d_out, stride, shape.units, sums};
+  const int64_t lines = stride / kLineFloats;
+  // Fewer than 4 lines at once would read every sample's row numbers too often.
+  runner->Run(lines, 4, [&](int64_t begin, int64_t end) {
+    SpreadSamples(spread, begin * kLineFloats, std::min(end * kLineFloats, shape.units));
+  });
+
+  PackRows(ids, rows, shape.dim, packed_rows);
+  runner->Run(ids.features.size() * lines, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end;) {
+      const int64_t i = task / lines, last = std::min(end, (i + 1) * lines);
+      float* const to = d_kernel + (KernelOf(shape, kernel, ids.features[i]) - kernel);
+      const KernelGrad grad{packed_rows, sums, shape.dim, stride, shape.units, ids.begins[i], ids.begins[i + 1], to};
+      KernelGradColumns(grad, (task - i * lines) * kLineFloats, (last - i * lines) * kLineFloats);
+      task = last;
+    }
+  });
+
+  PackTransposed(ids, shape, kernel, dim_stride, transposed);
+  MultiplyByFeature(ids, {sums, stride, shape.units, transposed, dim_stride, row_sums}, runner);
+  // A row may belong to several features: one after the other.
+  for (int64_t r = 0; r < distinct; ++r) {
+    float* const to = d_rows + ids.distinct[r] * shape.dim;
+    for (int64_t d = 0; d < shape.dim; ++d) to[d] += row_sums[r * dim_stride + d];
+  }
+}
+
+}  // namespace hvd_ctr
