@@ -1,13 +1,13 @@
 """Feature interactions of click models, as Keras layers without any knowledge of tables or ranks.
 
-second_order = FactorizationMachine()(vectors)  # (B, F, D) -> (B, 1)
+second_order = FactorizationMachine()(vectors)  # (B, F, D), or distinct rows -> (B, 1)
 pairs = DotInteraction()(vectors)  # (B, F, D) -> (B, F (F - 1) / 2)
 crossed = CrossNetV2(layers=3)(features)  # (B, n) -> (B, n)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -39,18 +39,24 @@ def _fused(fused: Callable[[Any], Any], plain: Callable[[Any], Any], vectors: An
 class FactorizationMachine(keras.layers.Layer):
     """Sum of the scalar products of all pairs of vectors, `(B, F, D)` to `(B, 1)` (Rendle, ICDM 2010, lemma 3.1).
 
-    In O(F D) by: sum over f < g of <v_f, v_g> = half of (|sum over f of v_f|^2 - sum over f of |v_f|^2).
+    In O(F D) by: sum over f < g of <v_f, v_g> = half of (|sum over f of v_f|^2 - sum over f of |v_f|^2). Also takes
+    {"rows": (U, D), "row_of_id": (B, F) int32} (hvd_ctr/layers/factored.py), and then makes no vectors.
     """
 
     def build(self, input_shape: Any) -> None:
-        _vectors_shape(self, input_shape, 1)
+        if not isinstance(input_shape, Mapping):
+            _vectors_shape(self, input_shape, 1)
         self.built = True
 
     def call(self, vectors: Any) -> Any:
-        return _fused(interaction_ops.pair_sum, interaction_ops.plain_pair_sum, vectors)
+        if not isinstance(vectors, Mapping):
+            return _fused(interaction_ops.pair_sum, interaction_ops.plain_pair_sum, vectors)
+        rows = tf.cast(vectors["rows"], tf.float32)
+        return tf.cast(interaction_ops.pair_sum_of_rows(rows, vectors["row_of_id"]), self.compute_dtype)
 
-    def compute_output_shape(self, input_shape: Any) -> tuple[Any, int]:
-        return input_shape[0], 1
+    def compute_output_spec(self, vectors: Any) -> Any:
+        shape = vectors["row_of_id"].shape if isinstance(vectors, Mapping) else _vectors_shape(self, vectors.shape, 1)
+        return keras.KerasTensor((shape[0], 1), dtype=self.compute_dtype)
 
 
 @keras.saving.register_keras_serializable("hvd_ctr")

@@ -6,7 +6,8 @@
     model = HybridModel(inputs, outputs)
 
 `inputs` are `{"dense_features": (B, dense columns) float32, "ids": (B, F) int64}`; `outputs` are logits `(B, 1)`
-float32. The embedding layer maps ids `(B, F)` to vectors `(B, F, D)`.
+float32. The embedding layer maps ids `(B, F)` to vectors `(B, F, D)`, and with `factored=True` to distinct rows
+(hvd_ctr/layers/factored.py).
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def build_model(
     Args:
         features: F features, whose tables all have the width `row_dim(config, dim)`.
         dense_columns: width of the dense input, 0 for none.
-        embedding_layer: maps `(B, F)` int64 to `(B, F, row_dim)`.
+        embedding_layer: maps `(B, F)` int64 to `(B, F, row_dim)`, or with `factored=True` to the distinct rows and the
+            row of each id, as MixCacheEmbedding does.
 
     Returns:
         the inputs by name and the logits `(B, 1)`, for `keras.Model(inputs, outputs)`.

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 
 from hvd_ctr.config import FeatureConfig, ModelConfig
+from hvd_ctr.layers.factored import ExpandRows
 from hvd_ctr.layers.interactions import CrossNetV2
 from hvd_ctr.models import blocks
 
@@ -19,8 +20,9 @@ def build(
 ) -> tuple[dict[str, Any], Any]:
     """Inputs and logits `(B, 1)`; rows are `D` wide. Uses config.cross_layers, hidden, dropout, l2."""
     inputs = blocks.model_inputs(features, dense_columns)
-    x = embedding_layer(inputs["ids"], dense=inputs["dense_features"])
+    factored, dense = embedding_layer(inputs["ids"], factored=True), inputs["dense_features"]
+    x = ExpandRows(name="expanded")(factored, dense=dense)
     crossed = CrossNetV2(config.cross_layers, blocks.kernel_regularizer(config), name="cross")(x)
     # Without hidden layers only the cross network is left: the deep part would repeat its first term.
-    parts = [crossed, blocks.mlp(x, config.hidden, config, "deep")] if config.hidden else [crossed]
+    parts = [crossed, blocks.deep(factored, dense, config.hidden, config, "deep")] if config.hidden else [crossed]
     return inputs, blocks.logit(blocks.concatenate(parts), config, "logit")

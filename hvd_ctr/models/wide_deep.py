@@ -20,8 +20,8 @@ def build(
     """Inputs and logits `(B, 1)`; rows are `1 + D` wide. Uses config.hidden, dropout, l2."""
     inputs = blocks.model_inputs(features, dense_columns)
     dense = inputs["dense_features"]
-    row_sum, vectors = blocks.SplitRow(dtype="float32", name="split_row")(embedding_layer(inputs["ids"]))
-    deep_input = blocks.concatenate([keras.layers.Flatten(name="flat_vectors")(vectors), dense])
-    deep = blocks.logit(blocks.mlp(deep_input, config.hidden, config, "deep"), config, "deep_logit")
+    row_sum, vectors = blocks.SplitRow(dtype="float32", name="split_row")(embedding_layer(inputs["ids"], factored=True))
+    hidden = blocks.deep(vectors, dense, config.hidden, config, "deep")
+    deep = blocks.logit(hidden, config, "deep_logit")
     wide = blocks.first_order(row_sum, dense, config)
     return inputs, keras.layers.Add(dtype="float32", name="logit")([wide, deep])

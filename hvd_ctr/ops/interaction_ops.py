@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_ctr.ops import native
+from hvd_ctr.ops import native, pooling_ops
 
 Tensor = Any
 
@@ -44,6 +44,22 @@ def pair_sum(vectors: Tensor) -> Tensor:
         (B, 1) float32.
     """
     return native.ops().hvd_ctr_pair_sum(vectors=vectors)
+
+
+def pair_sum_of_rows(rows: Tensor, row_of_id: Tensor) -> Tensor:
+    """`pair_sum` of the vectors rows[row_of_id], which are not made: half of (|sum of the vectors|^2 - sum of their
+    squares), and the squares are those of distinct rows.
+
+    Args:
+        rows: (U, D) float32.
+        row_of_id: (B, F) int32 in [-1, U), F known; -1 is a vector of zeros.
+
+    Returns:
+        (B, 1) float32.
+    """
+    sums = pooling_ops.sum_rows(rows, row_of_id)
+    squares = pooling_ops.sum_rows(tf.reduce_sum(tf.square(rows), axis=1, keepdims=True), row_of_id)
+    return 0.5 * (tf.reduce_sum(tf.square(sums), axis=1, keepdims=True) - squares)
 
 
 def plain_dot_pairs(vectors: Tensor) -> Tensor:

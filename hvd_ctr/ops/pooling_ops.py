@@ -81,6 +81,23 @@ def pool_rows(
         )
 
 
+def sum_rows(rows: Tensor, row_of_id: Tensor) -> Tensor:
+    """The sum of the rows of each sample's ids. Differentiable with respect to rows.
+
+    Args:
+        rows: (U, D) float32.
+        row_of_id: (B, F) int32 in [-1, U), F known.
+
+    Returns:
+        (B, D) float32.
+    """
+    with placement.on_host():
+        features = int(row_of_id.shape[1])
+        splits = tf.range(tf.shape(row_of_id, tf.int64)[0] + 1) * features
+        ids = tf.reshape(row_of_id, [-1])
+    return pool_rows(rows, ids, bag_splits=splits)
+
+
 def _pool_rows_grad(op: Any, d_pooled: Tensor) -> list[Tensor | None]:
     """Gradients for the inputs of HvdCtrPoolRows: rows, virtual_ids, bag_splits, weights, beside."""
     rows, virtual_ids, bag_splits, weights, beside = op.inputs

@@ -29,7 +29,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "manifest.json"
 _KEYS = {"files", "progress", "ranks", "run", "tables", "written_at"}
 _NAME = re.compile(r"step-\d+")

@@ -59,7 +59,7 @@ def test_bfloat16_trains_evaluates_and_predicts(name: str) -> None:
     assert losses[-1] < 0.3, losses
     assert model.evaluate(x, y, batch_size=1024, verbose=0) < 0.3
     assert all(weight.dtype == "float32" for weight in model.trainable_weights)
-    hidden = model.get_layer("top_0" if name == "dlrm" else "deep_0")
+    hidden = model.get_layer("top_0" if name == "dlrm" else "deep_first")
     assert hidden.compute_dtype == "bfloat16"
     rows = model.embeddings[0].get_rows("f0", np.arange(8))
     assert rows.dtype == np.float32

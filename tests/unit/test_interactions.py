@@ -181,3 +181,24 @@ def test_interactions_of_other_types(layer, dtype: str) -> None:
     assert result.dtype == ("bfloat16" if dtype == "mixed_bfloat16" else dtype)
     tolerance = 0.05 if dtype == "mixed_bfloat16" else 1e-5
     np.testing.assert_allclose(tf.cast(result, tf.float32), layer()(vectors), rtol=tolerance, atol=tolerance)
+
+
+def test_factorization_machine_of_distinct_rows_is_that_of_their_vectors() -> None:
+    generator = np.random.default_rng(6)
+    rows = tf.constant(generator.normal(size=(9, 5)).astype(np.float32))
+    row_of_id = tf.constant(generator.integers(-1, 9, (40, 6)).astype(np.int32))
+    upstream = tf.constant(generator.normal(size=(40, 1)).astype(np.float32))
+    layer = FactorizationMachine()
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(rows)
+        ours = layer({"rows": rows, "row_of_id": row_of_id})
+        vectors = tf.where(row_of_id[..., None] >= 0, tf.gather(rows, tf.maximum(row_of_id, 0)), 0.0)
+        plain = layer(vectors)
+    assert ours.shape == (40, 1)
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        tape.gradient(ours, rows, upstream),
+        tf.convert_to_tensor(tape.gradient(plain, rows, upstream)),
+        rtol=1e-5,
+        atol=1e-5,
+    )

@@ -27,16 +27,19 @@ class PlainEmbedding(keras.layers.Layer):
         self.table = self.add_weight((self.features * ROWS, self.dim), initializer, name="table")
         self.built = True
 
-    def call(self, ids, dense=None):
-        vectors = tf.gather(self.table, ids + tf.range(self.features, dtype=tf.int64) * ROWS)
-        if dense is None:
-            return vectors
-        return tf.concat([dense, tf.reshape(vectors, [-1, self.features * self.dim])], axis=1)
+    def call(self, ids, factored=False):
+        rows = ids + tf.range(self.features, dtype=tf.int64) * ROWS
+        if factored:
+            return {"rows": tf.convert_to_tensor(self.table), "row_of_id": tf.cast(rows, tf.int32)}
+        return tf.gather(self.table, rows)
 
-    def compute_output_spec(self, ids, dense=None):
-        if dense is None:
-            return keras.KerasTensor((*ids.shape, self.dim))
-        return keras.KerasTensor((ids.shape[0], dense.shape[-1] + self.features * self.dim))
+    def compute_output_spec(self, ids, factored=False):
+        if factored:
+            return {
+                "rows": keras.KerasTensor((None, self.dim), dtype=self.compute_dtype),
+                "row_of_id": keras.KerasTensor(ids.shape, dtype="int32"),
+            }
+        return keras.KerasTensor((*ids.shape, self.dim), dtype=self.compute_dtype)
 
     def get_config(self):
         return {**super().get_config(), "features": self.features, "dim": self.dim}
@@ -69,8 +72,11 @@ def _rows(model: keras.Model, batch: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _perceptron(model: keras.Model, x: np.ndarray, prefix: str, layers: int) -> np.ndarray:
-    for index in range(layers):
-        kernel, bias = (weight.numpy() for weight in model.get_layer(f"{prefix}_{index}").weights)
+    names = [f"{prefix}_{index}" for index in range(layers)]
+    if prefix == "deep":
+        names = ["deep_first", *names[:-1]]
+    for name in names:
+        kernel, bias = (weight.numpy() for weight in model.get_layer(name).weights)
         x = np.maximum(x @ kernel + bias, 0)
     return x
 
@@ -102,7 +108,7 @@ def test_deepfm_formula() -> None:
     rows = _rows(model, batch)
     weights, vectors, dense = rows[:, :, 0], rows[:, :, 1:], batch["dense_features"]
     pairs = sum((vectors[:, f] * vectors[:, g]).sum(1) for f in range(FEATURES) for g in range(f))
-    deep = _perceptron(model, np.concatenate([vectors.reshape(7, -1), dense], 1), "deep", 2)
+    deep = _perceptron(model, np.concatenate([dense, vectors.reshape(7, -1)], 1), "deep", 2)
     expected = (
         weights.sum(1, keepdims=True)
         + _linear(model, dense, "first_order_dense")
@@ -115,7 +121,7 @@ def test_deepfm_formula() -> None:
 def test_wide_deep_formula() -> None:
     model, batch = _model(_config("wide_deep")), _batch(7)
     rows, dense = _rows(model, batch), batch["dense_features"]
-    deep = _perceptron(model, np.concatenate([rows[:, :, 1:].reshape(7, -1), dense], 1), "deep", 2)
+    deep = _perceptron(model, np.concatenate([dense, rows[:, :, 1:].reshape(7, -1)], 1), "deep", 2)
     expected = (
         rows[:, :, 0].sum(1, keepdims=True)
         + _linear(model, dense, "first_order_dense")

@@ -173,3 +173,14 @@ def test_bad_bags_are_refused(virtual_ids, splits, weights, message):
 def test_unknown_combiner_is_refused():
     with pytest.raises(ValueError, match=r"'max'.*sum, mean, sqrtn"):
         pooling_ops.pool_rows(tf.zeros((1, 1)), tf.constant([0]), combiner="max")
+
+
+def test_sums_of_rows_by_sample():
+    rows = tf.constant([[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(rows)
+        sums = pooling_ops.sum_rows(rows, tf.constant([[0, 1, 1], [2, -1, 0]]))
+    np.testing.assert_array_equal(sums, [[21, 42], [101, 202]])
+    gradient = tape.gradient(sums, rows, tf.constant([[1.0, 1.0], [0.0, 5.0]]))
+    np.testing.assert_array_equal(gradient, [[1, 6], [2, 2], [0, 5]])
+    assert pooling_ops.sum_rows(rows, tf.zeros([0, 3], tf.int32)).shape == (0, 2)
