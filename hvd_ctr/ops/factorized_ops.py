@@ -19,11 +19,10 @@ from hvd_ctr.ops import native, placement
 
 Tensor = Any
 
-#: Distinct rows per sample of a factored feature. A row of D = 16 costs about as much as four samples save with 32 to
-#: 256 units (benchmarks/README.md, "First dense layer").
-MAX_SHARE = 0.25
-#: Bytes of the products of all distinct rows (T, H): beyond the caches each sum waits for memory.
-MAX_PRODUCT_BYTES = 16 << 20
+#: Distinct rows per sample of a factored feature; benchmarks/first_layer.py looks for the best.
+MAX_SHARE = 0.35
+#: Distinct rows of all factored features: products of 64 units for more of them would wait for memory.
+MAX_DISTINCT = 1 << 15
 
 
 class FactorPlan(NamedTuple):
@@ -46,18 +45,17 @@ class FactorPlan(NamedTuple):
     direct_ids: Tensor
 
 
-def factor_plan(row_of_id: Tensor, units: int, max_share: float = MAX_SHARE) -> FactorPlan:
+def factor_plan(row_of_id: Tensor, max_share: float = MAX_SHARE, max_distinct: int = MAX_DISTINCT) -> FactorPlan:
     """The features of a batch with few distinct rows. A function of the ids alone.
 
     Args:
         row_of_id: (B, F) int32 in [-1, U), -1 for a dropped id.
-        units: H, width of the layer.
         max_share: distinct rows per sample that a factored feature may have; 0: none is factored, 1: all may be.
+        max_distinct: distinct rows that the factored features may have together; those with the fewest come first.
 
     Raises:
         tf.errors.InvalidArgumentError: a row below -1, or max_share outside 0 .. 1.
     """
-    max_distinct = max(1, MAX_PRODUCT_BYTES // (4 * units))
     return FactorPlan(
         *native.ops().hvd_ctr_factor_plan(row_of_id=row_of_id, max_share=max_share, max_distinct=max_distinct)
     )
@@ -99,7 +97,7 @@ def factorized_dense(
     def layer(
         rows: Tensor, beside: Tensor, kernel: Tensor, bias: Tensor
     ) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
-        plan = factor_plan(row_of_id, units, max_share)
+        plan = factor_plan(row_of_id, max_share)
         inputs, direct_kernel = ops.hvd_ctr_factorized_input(
             rows=rows,
             direct_ids=plan.direct_ids,

@@ -15,6 +15,10 @@ constexpr int64_t kRows = 8;
 /// Vectors of one sample that are.
 constexpr int64_t kVectors = 8;
 
+/// Units that are worked on together. Sums or products of all distinct rows for so few of them stay in a core's own caches, where
+/// ranks that share the last one are not in each other's way.
+constexpr int64_t kBlockUnits = 64;
+
 /// Scratch matrices have whole lines, so that vectors of any level cover them.
 int64_t WholeLines(int64_t floats) { return (floats + kLineFloats - 1) / kLineFloats * kLineFloats; }
 
@@ -28,7 +32,7 @@ using VectorOf = typename FloatVector<kWidth>::Type;
 
 // ---- many small matrix products ----
 
-/// out (rows, columns), row-major with `columns` = whole lines, = left (rows, depth) right (depth, columns).
+/// out (rows, columns), row-major with `columns` = whole lines, = left (rows, depth) right (depth, columns), or += with `add`.
 struct Product {
   const float* left;
   int64_t left_stride;
@@ -36,6 +40,7 @@ struct Product {
   const float* right;
   int64_t columns;
   float* out;
+  bool add;
 };
 
 template <SimdLevel kLevel, int64_t kCount>
@@ -44,6 +49,7 @@ HVD_CTR_SIMD_BODY void MultiplyBlock(const Product& p, int64_t first) {
   const float* const left = p.left + first * p.left_stride;
   for (int64_t j = 0; j < p.columns; j += kWidth) {
     VectorOf<kWidth> sums[kCount] = {};
+    for (int64_t i = 0; p.add && i < kCount; ++i) std::memcpy(&sums[i], p.out + (first + i) * p.columns + j, sizeof(sums[i]));
     for (int64_t k = 0; k < p.depth; ++k) {
       VectorOf<kWidth> right;
       std::memcpy(&right, p.right + k * p.columns + j, sizeof(right));
@@ -74,13 +80,14 @@ void MultiplyByFeature(const FactoredIds& ids, const Product& product, TaskRunne
   });
 }
 
-/// d_kernel's columns [first, end) of one factored feature: the sum over its distinct rows of row^T sums[row].
+/// The block's columns of d_kernel for one factored feature: the sum over its distinct rows of row^T sums[row].
 struct KernelGrad {
   const float* rows;  ///< (S, dim)
   const float* sums;  ///< (S, stride)
-  int64_t dim, stride, units;
+  int64_t dim, stride, columns;
   int64_t begin, end;  ///< Of the feature in S.
-  float* out;          ///< (dim, units)
+  float* out;          ///< (dim, columns), rows out_stride apart.
+  int64_t out_stride;
 };
 
 template <SimdLevel kLevel, int64_t kCount>
@@ -92,30 +99,37 @@ HVD_CTR_SIMD_BODY void KernelGradBlock(const KernelGrad& g, int64_t k, int64_t j
     std::memcpy(&sum, g.sums + r * g.stride + j, sizeof(sum));
     for (int64_t i = 0; i < kCount; ++i) totals[i] += g.rows[r * g.dim + k + i] * sum;
   }
-  const auto bytes = static_cast<size_t>(std::min<int64_t>(kWidth, g.units - j)) * sizeof(float);
-  for (int64_t i = 0; i < kCount; ++i) std::memcpy(g.out + (k + i) * g.units + j, &totals[i], bytes);
+  const auto bytes = static_cast<size_t>(std::min<int64_t>(kWidth, g.columns - j)) * sizeof(float);
+  for (int64_t i = 0; i < kCount; ++i) std::memcpy(g.out + (k + i) * g.out_stride + j, &totals[i], bytes);
 }
 
 template <SimdLevel kLevel>
-HVD_CTR_SIMD_BODY void KernelGradColumnsBody(const KernelGrad& g, int64_t first, int64_t last) {
-  for (int64_t j = first; j < std::min(last, g.units); j += SimdFloats(kLevel)) {
+HVD_CTR_SIMD_BODY void KernelGradColumnsBody(const KernelGrad& g) {
+  for (int64_t j = 0; j < g.columns; j += SimdFloats(kLevel)) {
     int64_t k = 0;
     for (; k + kRows <= g.dim; k += kRows) KernelGradBlock<kLevel, kRows>(g, k, j);
     for (; k < g.dim; ++k) KernelGradBlock<kLevel, 1>(g, k, j);
   }
 }
 
-HVD_CTR_SIMD_KERNEL(void, KernelGradColumns, (const KernelGrad& g, int64_t first, int64_t last), (g, first, last))
+HVD_CTR_SIMD_KERNEL(void, KernelGradColumns, (const KernelGrad& g), (g))
 
 // ---- one pass over the samples ----
 
-struct SumArgs {
+/// A block of columns of the samples.
+struct SampleColumns {
   const FactoredIds* ids;
+  int64_t columns;  ///< Of the block.
+  int64_t stride;   ///< Floats of a row of products or sums: the columns in whole lines.
+  int64_t units;    ///< Floats of a sample.
+};
+
+struct SumArgs {
+  SampleColumns block;
   const float* products;  ///< (S + 1, stride); the last row is zero, for dropped ids.
-  int64_t stride, units;
   const float* bias;
   bool relu;
-  const float* direct;
+  const float* direct;  ///< The block's first column of sample 0, as out.
   float* out;
 };
 
@@ -123,12 +137,12 @@ struct SumArgs {
 template <int64_t kCount, int32_t kWidth>
 HVD_CTR_SIMD_BODY void SumColumns(const SumArgs& args, int64_t b, int64_t j) {
   using Vector = VectorOf<kWidth>;
-  const int64_t factored = args.ids->features.size();
-  const int32_t* const slots = args.ids->slots.data() + b * factored;
+  const int64_t factored = args.block.ids->features.size();
+  const int32_t* const slots = args.block.ids->slots.data() + b * factored;
   Vector sums[kCount];
-  std::memcpy(sums, args.direct + b * args.units + j, sizeof(sums));
+  std::memcpy(sums, args.direct + b * args.block.units + j, sizeof(sums));
   for (int64_t i = 0; i < factored; ++i) {
-    const float* product = args.products + slots[i] * args.stride + j;
+    const float* product = args.products + slots[i] * args.block.stride + j;
     for (int64_t v = 0; v < kCount; ++v) {
       Vector part;
       std::memcpy(&part, product + v * kWidth, sizeof(part));
@@ -143,41 +157,41 @@ HVD_CTR_SIMD_BODY void SumColumns(const SumArgs& args, int64_t b, int64_t j) {
     }
     // NaN stays NaN.
     if (args.relu) sums[v] = sums[v] <= 0.0f ? Vector{} : sums[v];
-    std::memcpy(args.out + b * args.units + j + v * kWidth, &sums[v], sizeof(Vector));
+    std::memcpy(args.out + b * args.block.units + j + v * kWidth, &sums[v], sizeof(Vector));
   }
 }
 
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void SumSamplesBody(const SumArgs& args, int64_t begin, int64_t end) {
   constexpr int32_t kWidth = SimdFloats(kLevel);
+  const int64_t columns = args.block.columns;
   for (int64_t b = begin; b < end; ++b) {
     int64_t j = 0;
-    for (; j + kVectors * kWidth <= args.units; j += kVectors * kWidth) SumColumns<kVectors, kWidth>(args, b, j);
-    for (; j + 2 * kWidth <= args.units; j += 2 * kWidth) SumColumns<2, kWidth>(args, b, j);
-    for (; j + kWidth <= args.units; j += kWidth) SumColumns<1, kWidth>(args, b, j);
-    for (; j < args.units; ++j) SumColumns<1, 1>(args, b, j);
+    for (; j + kVectors * kWidth <= columns; j += kVectors * kWidth) SumColumns<kVectors, kWidth>(args, b, j);
+    for (; j + 4 * kWidth <= columns; j += 4 * kWidth) SumColumns<4, kWidth>(args, b, j);
+    for (; j + kWidth <= columns; j += kWidth) SumColumns<1, kWidth>(args, b, j);
+    for (; j < columns; ++j) SumColumns<1, 1>(args, b, j);
   }
 }
 
 HVD_CTR_SIMD_KERNEL(void, SumSamples, (const SumArgs& args, int64_t begin, int64_t end), (args, begin, end))
 
 struct SpreadArgs {
-  const FactoredIds* ids;
-  const float* d_out;
-  int64_t stride, units;
-  float* sums;  ///< (S + 1, stride); dropped ids go to the last row, which nobody reads.
+  SampleColumns block;
+  const float* d_out;  ///< The block's first column of sample 0.
+  float* sums;         ///< (S + 1, stride); dropped ids go to the last row, which nobody reads.
 };
 
 /// Adds kCount vectors of kWidth columns from j on of sample b to the sums of its rows.
 template <int64_t kCount, int32_t kWidth>
 HVD_CTR_SIMD_BODY void SpreadColumns(const SpreadArgs& args, int64_t b, int64_t j) {
   using Vector = VectorOf<kWidth>;
-  const int64_t factored = args.ids->features.size();
-  const int32_t* const slots = args.ids->slots.data() + b * factored;
+  const int64_t factored = args.block.ids->features.size();
+  const int32_t* const slots = args.block.ids->slots.data() + b * factored;
   Vector parts[kCount];
-  std::memcpy(parts, args.d_out + b * args.units + j, sizeof(parts));
+  std::memcpy(parts, args.d_out + b * args.block.units + j, sizeof(parts));
   for (int64_t i = 0; i < factored; ++i) {
-    float* const to = args.sums + slots[i] * args.stride + j;
+    float* const to = args.sums + slots[i] * args.block.stride + j;
     for (int64_t v = 0; v < kCount; ++v) {
       Vector sum;
       std::memcpy(&sum, to + v * kWidth, sizeof(sum));
@@ -187,13 +201,14 @@ HVD_CTR_SIMD_BODY void SpreadColumns(const SpreadArgs& args, int64_t b, int64_t 
   }
 }
 
-/// Columns [first, last) of all samples in order: threads share columns and no sum.
+/// Columns [first, last) of the block, of all samples in order: threads share columns and no sum.
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void SpreadSamplesBody(const SpreadArgs& args, int64_t first, int64_t last) {
   constexpr int32_t kWidth = SimdFloats(kLevel);
-  for (int64_t b = 0; b < args.ids->samples; ++b) {
+  for (int64_t b = 0; b < args.block.ids->samples; ++b) {
     int64_t j = first;
     for (; j + kVectors * kWidth <= last; j += kVectors * kWidth) SpreadColumns<kVectors, kWidth>(args, b, j);
+    for (; j + 4 * kWidth <= last; j += 4 * kWidth) SpreadColumns<4, kWidth>(args, b, j);
     for (; j + kWidth <= last; j += kWidth) SpreadColumns<1, kWidth>(args, b, j);
     for (; j < last; ++j) SpreadColumns<1, 1>(args, b, j);
   }
@@ -222,28 +237,40 @@ void PackRows(const FactoredIds& ids, const float* rows, int64_t dim, float* pac
   for (int64_t r = 0; r < ids.distinct.size(); ++r) std::copy_n(rows + ids.distinct[r] * dim, dim, packed + r * dim);
 }
 
-/// (features, dim, stride): the factored features' kernels, with zeros behind their units.
-void PackKernels(const FactoredIds& ids, const FactorizedShape& shape, const float* kernel, int64_t stride, float* packed) {
-  for (const int32_t feature : ids.features) {
-    const float* from = KernelOf(shape, kernel, feature);
-    for (int64_t k = 0; k < shape.dim; ++k, from += shape.units, packed += stride) {
-      std::copy_n(from, shape.units, packed);
-      std::fill(packed + shape.units, packed + stride, 0.0f);
+/// (features, dim, block.stride): the block's columns of the factored features' kernels, with zeros behind.
+void PackKernels(const SampleColumns& block, int64_t first, const FactorizedShape& shape, const float* kernel, float* packed) {
+  for (const int32_t feature : block.ids->features) {
+    const float* from = KernelOf(shape, kernel, feature) + first;
+    for (int64_t k = 0; k < shape.dim; ++k, from += shape.units, packed += block.stride) {
+      std::copy_n(from, block.columns, packed);
+      std::fill(packed + block.columns, packed + block.stride, 0.0f);
     }
   }
 }
 
-/// (features, units, stride): the same transposed, with zeros behind the dim.
-void PackTransposed(const FactoredIds& ids, const FactorizedShape& shape, const float* kernel, int64_t stride, float* packed) {
-  std::fill_n(packed, ids.features.size() * shape.units * stride, 0.0f);
-  for (const int32_t feature : ids.features) {
-    const float* from = KernelOf(shape, kernel, feature);
-    for (int64_t k = 0; k < shape.dim; ++k) {
-      for (int64_t h = 0; h < shape.units; ++h) packed[h * stride + k] = from[k * shape.units + h];
+/// (features, block.columns, stride): the same transposed, with zeros behind the dim.
+void PackTransposed(const SampleColumns& block, int64_t first, const FactorizedShape& shape, const float* kernel, int64_t stride,
+                    float* packed) {
+  for (const int32_t feature : block.ids->features) {
+    const float* from = KernelOf(shape, kernel, feature) + first;
+    for (int64_t h = 0; h < block.columns; ++h, packed += stride) {
+      for (int64_t k = 0; k < shape.dim; ++k) packed[k] = from[k * shape.units + h];
+      std::fill(packed + shape.dim, packed + stride, 0.0f);
     }
-    packed += shape.units * stride;
   }
 }
+
+/// Calls fn(block, first unit) for each block of units.
+template <typename Fn>
+void ForBlocks(const FactoredIds& ids, const FactorizedShape& shape, const Fn& fn) {
+  for (int64_t first = 0; first < shape.units; first += kBlockUnits) {
+    const int64_t columns = std::min(kBlockUnits, shape.units - first);
+    fn(SampleColumns{&ids, columns, WholeLines(columns), shape.units}, first);
+  }
+}
+
+/// Floats of a row of products or sums in the widest block.
+int64_t BlockStride(const FactorizedShape& shape) { return WholeLines(std::min(kBlockUnits, shape.units)); }
 
 }  // namespace
 
@@ -265,63 +292,61 @@ Status CheckFactoredIds(const char* call, const FactoredIds& ids, const Factoriz
 }
 
 int64_t FactorizedSumScratch(const FactoredIds& ids, const FactorizedShape& shape) {
-  const int64_t stride = WholeLines(shape.units), distinct = ids.distinct.size();
+  const int64_t stride = BlockStride(shape), distinct = ids.distinct.size();
   return WholeLines(distinct * shape.dim) + ids.features.size() * shape.dim * stride + (distinct + 1) * stride;
 }
 
 void FactorizedSum(const FactoredIds& ids, const FactorizedShape& shape, const float* rows, const float* kernel,
                    const float* bias, bool relu, const float* direct, float* out, float* scratch, TaskRunner* runner) {
-  const int64_t stride = WholeLines(shape.units), distinct = ids.distinct.size();
+  const int64_t distinct = ids.distinct.size();
   Scratch memory(scratch);
   float* const packed_rows = memory.Take(distinct * shape.dim);
-  float* const kernels = memory.Take(ids.features.size() * shape.dim * stride);
-  float* const products = memory.Take((distinct + 1) * stride);
+  float* const kernels = memory.Take(ids.features.size() * shape.dim * BlockStride(shape));
+  float* const products = memory.Take((distinct + 1) * BlockStride(shape));
   PackRows(ids, rows, shape.dim, packed_rows);
-  PackKernels(ids, shape, kernel, stride, kernels);
-  MultiplyByFeature(ids, {packed_rows, shape.dim, shape.dim, kernels, stride, products}, runner);
-  std::fill_n(products + distinct * stride, stride, 0.0f);
-  const SumArgs args{&ids, products, stride, shape.units, bias, relu, direct, out};
-  ForRows(runner, ids.samples, (ids.features.size() + 2) * shape.units,
-          [&args](int64_t begin, int64_t end) { SumSamples(args, begin, end); });
+  ForBlocks(ids, shape, [&](const SampleColumns& block, int64_t first) {
+    PackKernels(block, first, shape, kernel, kernels);
+    MultiplyByFeature(ids, {packed_rows, shape.dim, shape.dim, kernels, block.stride, products, false}, runner);
+    ZeroRow(block.stride, products + distinct * block.stride);
+    const SumArgs args{block, products, bias == nullptr ? nullptr : bias + first, relu, direct + first, out + first};
+    ForRows(runner, ids.samples, (ids.features.size() + 2) * block.columns,
+            [&args](int64_t begin, int64_t end) { SumSamples(args, begin, end); });
+  });
 }
 
 int64_t FactorizedGradScratch(const FactoredIds& ids, const FactorizedShape& shape) {
-  const int64_t stride = WholeLines(shape.units), dim_stride = WholeLines(shape.dim), distinct = ids.distinct.size();
+  const int64_t stride = BlockStride(shape), dim_stride = WholeLines(shape.dim), distinct = ids.distinct.size();
   return WholeLines(distinct * shape.dim) + ids.features.size() * stride * dim_stride + (distinct + 1) * stride +
          distinct * dim_stride;
 }
 
 void FactorizedGrad(const FactoredIds& ids, const FactorizedShape& shape, const float* rows, const float* kernel,
                     const float* d_out, float* d_rows, float* d_kernel, float* scratch, TaskRunner* runner) {
-  const int64_t stride = WholeLines(shape.units), dim_stride = WholeLines(shape.dim), distinct = ids.distinct.size();
+  const int64_t dim_stride = WholeLines(shape.dim), distinct = ids.distinct.size();
   Scratch memory(scratch);
   float* const packed_rows = memory.Take(distinct * shape.dim);
-  float* const transposed = memory.Take(ids.features.size() * stride * dim_stride);
-  float* const sums = memory.Take((distinct + 1) * stride);
+  float* const transposed = memory.Take(ids.features.size() * BlockStride(shape) * dim_stride);
+  float* const sums = memory.Take((distinct + 1) * BlockStride(shape));
   float* const row_sums = memory.Take(distinct * dim_stride);
-
-  ForRows(runner, distinct + 1, stride,
-          [&](int64_t begin, int64_t end) { ZeroRow((end - begin) * stride, sums + begin * stride); });
-  const SpreadArgs spread{&ids, d_out, stride, shape.units, sums};
-  const int64_t lines = stride / kLineFloats;
-  // Fewer than 4 lines at once would read every sample's row numbers too often.
-  runner->Run(lines, 4, [&](int64_t begin, int64_t end) {
-    SpreadSamples(spread, begin * kLineFloats, std::min(end * kLineFloats, shape.units));
-  });
-
   PackRows(ids, rows, shape.dim, packed_rows);
-  runner->Run(ids.features.size() * lines, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end;) {
-      const int64_t i = task / lines, last = std::min(end, (i + 1) * lines);
-      float* const to = d_kernel + (KernelOf(shape, kernel, ids.features[i]) - kernel);
-      const KernelGrad grad{packed_rows, sums, shape.dim, stride, shape.units, ids.begins[i], ids.begins[i + 1], to};
-      KernelGradColumns(grad, (task - i * lines) * kLineFloats, (last - i * lines) * kLineFloats);
-      task = last;
-    }
+  ForBlocks(ids, shape, [&](const SampleColumns& block, int64_t first) {
+    const int64_t stride = block.stride;
+    ForRows(runner, distinct + 1, stride,
+            [&](int64_t begin, int64_t end) { ZeroRow((end - begin) * stride, sums + begin * stride); });
+    const SpreadArgs spread{block, d_out + first, sums};
+    runner->Run(stride / kLineFloats, 1, [&](int64_t begin, int64_t end) {
+      SpreadSamples(spread, begin * kLineFloats, std::min(end * kLineFloats, block.columns));
+    });
+    runner->Run(ids.features.size(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        float* const to = d_kernel + (KernelOf(shape, kernel, ids.features[i]) - kernel) + first;
+        KernelGradColumns(
+            {packed_rows, sums, shape.dim, stride, block.columns, ids.begins[i], ids.begins[i + 1], to, shape.units});
+      }
+    });
+    PackTransposed(block, first, shape, kernel, dim_stride, transposed);
+    MultiplyByFeature(ids, {sums, stride, block.columns, transposed, dim_stride, row_sums, first > 0}, runner);
   });
-
-  PackTransposed(ids, shape, kernel, dim_stride, transposed);
-  MultiplyByFeature(ids, {sums, stride, shape.units, transposed, dim_stride, row_sums}, runner);
   // A row may belong to several features: one after the other.
   for (int64_t r = 0; r < distinct; ++r) {
     float* const to = d_rows + ids.distinct[r] * shape.dim;
