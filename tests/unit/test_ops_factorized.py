@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_the_plain_layer(sizes, share, relu):
         lambda: factorized_ops.factorized_dense(rows, ids, beside, kernel, bias, relu, share), variables, upstream
     )
     expected = _with_gradients(lambda: _plain(ids, rows, beside, kernel, bias, relu), variables, upstream)
-    factored = int(tf.size(factorized_ops.factor_plan(ids, sizes[3], share).factored))
+    factored = int(tf.size(factorized_ops.factor_plan(ids, share).factored))
     assert (factored == sizes[1]) if share == 1 else (factored > 0) == (share > 0) or sizes[0] < 2
     for left, right in zip(found, expected, strict=True):
         assert left.shape == right.shape
@@ -100,15 +100,12 @@ def test_the_example_of_the_docstring():
     np.testing.assert_array_equal(outputs, [[32], [3]])
 
 
-def test_products_beyond_the_caches_are_not_made():
-    """Features with fewest rows first, up to MAX_PRODUCT_BYTES."""
-    units = 4096
-    most = factorized_ops.MAX_PRODUCT_BYTES // (4 * units)
-    ids = np.stack([np.arange(5 * most) % most, np.arange(5 * most) % 3], 1).astype(np.int32)
-    plan = factorized_ops.factor_plan(tf.constant(ids), units)
-    np.testing.assert_array_equal(plan.factored, [1])
-    plan = factorized_ops.factor_plan(tf.constant(ids), units - 100)
-    np.testing.assert_array_equal(plan.factored, [0, 1])
+def test_features_are_factored_up_to_a_number_of_rows():
+    """Those with the fewest first."""
+    ids = tf.constant(np.stack([np.arange(500) % 40, np.arange(500) % 3], 1).astype(np.int32))
+    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, 0.1, 42).factored, [1])
+    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, 0.1, 43).factored, [0, 1])
+    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, 0.07, 43).factored, [1])
 
 
 @pytest.mark.parametrize(

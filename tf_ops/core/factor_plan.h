@@ -24,9 +24,8 @@
 namespace hvd_ctr {
 
 struct FactorLimits {
-  double max_share = 0.25;  ///< Distinct rows of a factored feature per sample, at most; 0 .. 1.
-  int64_t max_distinct =
-      16384;  ///< Distinct rows of all factored features together, at most: their products are to stay in caches.
+  double max_share = 0.35;       ///< Distinct rows of a factored feature per sample, at most; 0 .. 1.
+  int64_t max_distinct = 32768;  ///< Distinct rows of all factored features: their products are to stay in caches.
 };
 
 class FactorPlan {
