@@ -6,8 +6,9 @@
 For each batch size and tower, in turn within the same processes: the step on the workload that other trainers are
 compared on (`hvd-ctr bench train-step`), at each depth of the pipeline; the ceiling, which is the same tower through
 the same train step on ready-made rows (B, 13 + 26 D), with their gradients, the same allreduce and the same optimizer;
-and the local step, in which every collective is answered at once by what this rank would have sent. Share of the
-ceiling and ms above it are those of the faster depth.
+the step with a plain first layer on expanded rows in place of the FactorizedDense, which is why a step may be faster
+than the ceiling; and the local step, in which every collective is answered at once by what this rank would have sent.
+Share of the ceiling and ms above it are those of the faster depth.
 
 Exposed communication is (step - local step) / step. In the local step a rank keeps keys, rows and gradients, and sums
 nothing: it asks itself for all U keys of its batch. Its own work differs from the real step's in two ways: it need not
@@ -63,6 +64,9 @@ def measure_one(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
             stepper = embedding_steps(made, depth, by)
             variants[f"{name}, depth {depth}"] = stepper.timed(steps, untimed)
             steppers[f"{name}, depth {depth}"] = stepper
+    made = dataclasses.replace(workload, steps=rounds * (steps + 1), factorized=False)
+    steppers["plain"] = embedding_steps(made, 0)
+    variants["plain first layer, depth 0"] = steppers["plain"].timed(steps, 1)
     ceiling = dense_steps(workload)
     variants["dense only"] = ceiling.timed(steps, 1)
     for stepper in [*steppers.values(), ceiling]:
@@ -70,6 +74,7 @@ def measure_one(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for stepper in () if settings["first_pass"] else steppers.values():
         stepper.run(rounds * (steps + max(settings["depths"]) + 1))  # at least all of its batches
     found = measure.interleaved(variants, rounds)
+    steppers.pop("plain").close()
     keys = {}
     for name, stepper in steppers.items():
         stepper.close()
@@ -88,6 +93,7 @@ def summary(workload: Workload, ranks: int, depths: list[int], figures: dict[str
     best = min(step, key=lambda depth: step[depth])
     ceiling, local = median(found["dense only"]), median(found[f"local, depth {best}"])
     share, above, exposed = ceiling / step[best], step[best] - ceiling, (step[best] - local) / step[best]
+    plain = median(found["plain first layer, depth 0"])
     small, bounds = workload.mlp == (32,), []
     if ranks == 2 and workload.dim == 16 and workload.batch in (4096, 16384):
         if small:
@@ -102,6 +108,7 @@ def summary(workload: Workload, ranks: int, depths: list[int], figures: dict[str
         "samples_per_second": 1e3 * workload.batch * ranks / step[best],
         "share_of_ceiling": share,
         "ms_above_ceiling": above,
+        "plain_first_layer": {"share_of_ceiling": ceiling / plain, "ms_above_ceiling": plain - ceiling},
         "exposed_communication": exposed,
         "musts": [str(bound) for bound in bounds],
         **figures,
@@ -125,6 +132,8 @@ def show(workload: Workload, ranks: int, figures: dict[str, Any]) -> None:
         f"{figures['ms_above_ceiling']:.2f} ms above it; {100 * figures['exposed_communication']:.0f} % of the step "
         "is exposed communication"
     )
+    share, above = (figures["plain_first_layer"][name] for name in ("share_of_ceiling", "ms_above_ceiling"))
+    print(f"with a plain first layer: {share:.3f} of the ceiling, {above:.2f} ms above it")
     for line in figures["musts"]:
         print(line)
 

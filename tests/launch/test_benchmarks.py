@@ -9,6 +9,7 @@ import pytest
 from tests.support.run_ranks import REPOSITORY, clean_environment
 
 TINY = {
+    "first_layer": "--batch 32 --dim 4 --units 5 --share 0.5 --scale 0.001 --rounds 1 --calls 1",
     "interactions": "--batch 8 --features 3 --dim 4 --rounds 1 --calls 1",
     "scaling": "--ranks 1 --batch 32 --scale 0.001 --mlp 4 --launches 1 --rounds 1 --steps 1 --warm 1",
     "growth": "--axes hotness --ids 260 --rounds 1 --steps 1 --ranks 1",
@@ -16,6 +17,7 @@ TINY = {
     "train_step": "--depth 1 --batch 32 --scale 0.001 --rounds 1 --steps 1 --warm 1",
 }
 FIGURES = {
+    "first_layer": "cases",
     "growth": "axes",
     "interactions": "ms",
     "scaling": "entries",
