@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from hvd_ctr import models
+from hvd_ctr import models, transports
 from hvd_ctr.cli import assemble, plan_report
 from hvd_ctr.cli.plan_findings import Finding, Machine, findings_of
 from hvd_ctr.config import ConfigError, FeatureConfig, TrainConfig
@@ -25,6 +25,8 @@ from hvd_ctr.embedding.group_plan import GroupDemand, GroupPlan, plan_group
 from hvd_ctr.embedding.id_counts import read_counts
 from hvd_ctr.embedding.id_stream import IdCounts
 from hvd_ctr.embedding.sharding import group_by_dim
+from hvd_ctr.ops import plan_ops
+from hvd_ctr.ops.plan_ops import Messages
 
 #: Resident memory of a rank's process without data, model and tables: Python, TensorFlow, Horovod, MPI and
 #: compiled graphs.
@@ -62,17 +64,19 @@ class Counted:
 @dataclasses.dataclass(frozen=True)
 class RankMemory:
     """Bytes of one rank beside the tables: process, dense weights with gradients and optimizer, batches in flight with
-    their activations, rows read ahead to shuffle them.
+    their activations, rows read ahead to shuffle them, and the memory through which it exchanges with the other ranks
+    of its host (0: they use Horovod).
     """
 
     process: float
     dense: float
     batches: float
     shuffle: float
+    shared: float
 
     def total(self) -> float:
         """All of it."""
-        return self.process + self.dense + self.batches + self.shuffle
+        return self.process + self.dense + self.batches + self.shuffle + self.shared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +189,7 @@ def make_plan(
         steps=steps,
         dense_weights=weights,
         groups=groups,
-        memory=_rank_memory(config, features, weights, groups, ranks),
+        memory=_rank_memory(config, features, weights, groups, ranks, per_host),
         machine=machine or Machine.this(host.path),
         findings=(),
     )
@@ -261,7 +265,12 @@ def dense_weights(config: TrainConfig, features: Sequence[FeatureConfig]) -> int
 
 
 def _rank_memory(
-    config: TrainConfig, features: Sequence[FeatureConfig], weights: int, groups: Sequence[GroupPlan], ranks: int
+    config: TrainConfig,
+    features: Sequence[FeatureConfig],
+    weights: int,
+    groups: Sequence[GroupPlan],
+    ranks: int,
+    per_host: int,
 ) -> RankMemory:
     batch = math.ceil(config.train.global_batch / ranks)
     dense, sparse = len(config.data.dense_names()), len(features)
@@ -279,7 +288,26 @@ def _rank_memory(
     read_ahead = _READER_CHUNKS * CHUNK_ROWS * line if config.data.columns else _READER_BLOCKS * config.data.block_bytes
     shuffle = config.data.shuffle_rows * line + read_ahead
     dense_bytes = weights * _FLOAT_BYTES * _DENSE_COPIES[config.train.dense_optimizer.kind]
-    return RankMemory(PROCESS_BYTES, dense_bytes, flying * read + trained + rows, shuffle)
+    shared = _shared_bytes(config, weights, groups, ranks) if _shares_memory(ranks, per_host) else 0.0
+    return RankMemory(PROCESS_BYTES, dense_bytes, flying * read + trained + rows, shuffle, shared)
+
+
+def _shares_memory(ranks: int, per_host: int) -> bool:
+    """As hvd_ctr.init() decides, where the system has such memory."""
+    try:
+        return 1 < ranks == per_host and transports.wanted() != "horovod"
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _shared_bytes(config: TrainConfig, weights: int, groups: Sequence[GroupPlan], ranks: int) -> float:
+    """On rank 0, which sends its weights and what the optimizer keeps of them at the start."""
+    weight_bytes = weights * _FLOAT_BYTES
+    kept = _DENSE_COPIES[config.train.dense_optimizer.kind] - 1
+    messages = Messages(sums=[weight_bytes], once=[kept * weight_bytes])
+    for group in groups:
+        messages += group.messages
+    return float(plan_ops.plan_shared_memory(ranks, messages))
 
 
 # ---- JSON ----

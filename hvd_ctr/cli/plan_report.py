@@ -210,6 +210,8 @@ def _show_memory(console: Console, plan: Plan) -> None:
     table.add_row(f"dense model, {plan.dense_weights:,} weights, with optimizer", size(plan.memory.dense))
     table.add_row("batches in flight and activations, about", size(plan.memory.batches))
     table.add_row("rows held to shuffle, reader, about", size(plan.memory.shuffle))
+    if plan.memory.shared > 0:
+        table.add_row("exchange with the other ranks, shared memory", size(plan.memory.shared))
     table.add_row("process (Python, TensorFlow, Horovod), about", size(plan.memory.process))
     table.add_row("total", size(plan.rank_bytes()), style="bold")
     table.add_row(f"{plan.ranks_per_host} rank(s) on this machine", size(plan.rank_bytes() * plan.ranks_per_host))

@@ -1,6 +1,7 @@
-"""The memory of a MixCache that is not there yet.
+"""The memory of a MixCache that is not there yet, and of the exchange between the ranks of one host.
 
 plan_memory(spec, MemoryDemand(rows=[10**8], received=50_000, unique=40_000)).host_bytes
+plan_shared_memory(ranks, Messages(rows=[400_000], sums=[2_000_000]))
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hvd_ctr.ops import native
 from hvd_ctr.ops.mix_cache_ops import EVICTION_POLICIES, HOST_KINDS, OPTIMIZERS, ROW_TYPES, MixCacheSpec
 
 tf.no_gradient("HvdCtrPlanMemory")
+tf.no_gradient("HvdCtrPlanSharedMemory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,3 +93,34 @@ def plan_memory(spec: MixCacheSpec, demand: MemoryDemand) -> PlannedMemory:
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(error.message) from error
     return PlannedMemory(*np.asarray(plan).tolist())
+
+
+@dataclasses.dataclass(frozen=True)
+class Messages:
+    """What a rank brings to the collectives of a run, by the names that they are called under: bytes of one call each.
+
+    Attributes:
+        rows: of an alltoall or allgather, for other ranks.
+        sums: of an allreduce.
+        once: of an alltoall or allgather that is called once only.
+    """
+
+    rows: Sequence[float] = ()
+    sums: Sequence[float] = ()
+    once: Sequence[float] = ()
+
+    def __add__(self, other: Messages) -> Messages:
+        return Messages([*self.rows, *other.rows], [*self.sums, *other.sums], [*self.once, *other.once])
+
+
+def plan_shared_memory(ranks: int, messages: Messages) -> int:
+    """Bytes of its own that a rank shares with the others of its host, where collectives travel over shared memory
+    (tf_ops/core/shared_group.h): two slots for each name, with a quarter of room.
+    """
+    with tf.init_scope():
+        planned = native.ops().hvd_ctr_plan_shared_memory(
+            messages=tf.constant([round(size) for size in [*messages.rows, *messages.rows, *messages.once]], tf.int64),
+            sums=tf.constant([round(size) for size in messages.sums], tf.int64),
+            ranks=ranks,
+        )
+    return int(planned)

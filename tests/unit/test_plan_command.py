@@ -138,6 +138,27 @@ def test_memory_of_the_machine(counts_file: str) -> None:
     assert not bounds.fatal and bounds.value == "disk"
 
 
+def test_ranks_of_one_host_share_memory(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.delenv("HVD_CTR_TRANSPORT", raising=False)
+    config = _config()
+    one = plan.make_plan(config, machine=_ROOMY)
+    two = plan.make_plan(config, ranks=2, machine=_ROOMY)
+    apart = plan.make_plan(config, ranks=2, ranks_per_host=1, machine=_ROOMY)
+    assert one.memory.shared == apart.memory.shared == 0
+    # Half of the keys of 8 bytes, rows and gradients of 32, two slots each with a quarter of room; the channels' names.
+    keys = two.groups[0].traffic.local_keys
+    assert two.memory.shared == pytest.approx(2.5 * keys / 2 * (8 + 32 + 32) + 230_000, rel=0.1)
+    assert two.rank_bytes() > two.memory.shared + sum(group.memory.host_bytes for group in two.groups)
+    plan.plan_report.show(two)
+    assert "exchange with the other ranks, shared memory" in capsys.readouterr().out
+    assert plan.as_json(two)["rank_bytes"]["shared"] == two.memory.shared
+    monkeypatch.setenv("HVD_CTR_TRANSPORT", "horovod")
+    assert plan.make_plan(config, ranks=2, machine=_ROOMY).memory.shared == 0
+    monkeypatch.setenv("HVD_CTR_TRANSPORT", "pigeon")
+    with pytest.raises(ConfigError, match="HVD_CTR_TRANSPORT must be one of auto"):
+        plan.make_plan(config, ranks=2, machine=_ROOMY)
+
+
 def test_arguments_and_counts_that_cannot_be_used(counts_file: str, tmp_path: Path) -> None:
     for arguments in ({"ranks": 0}, {"ranks": 2, "ranks_per_host": 3}):
         with pytest.raises(ConfigError, match="--ranks"):

@@ -1,4 +1,4 @@
-// HvdCtrPlanMemory: the memory of a MixCache that is not there yet.
+// HvdCtrPlanMemory: the memory of a MixCache that is not there yet. HvdCtrPlanSharedMemory: that of collectives between ranks.
 #include <string>
 #include <vector>
 
@@ -6,6 +6,8 @@
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/shape_inference.h"
 #include "tf_ops/core/memory_plan.h"
+#include "tf_ops/core/shared_collectives.h"
+#include "tf_ops/core/shared_group.h"
 #include "tf_ops/cpu/cpu_backend.h"
 #include "tf_ops/glue/kernel_registration.h"
 #include "tf_ops/glue/tf_convert.h"
@@ -116,6 +118,45 @@ class PlanMemoryOp final : public OpKernel {
   MixCacheOptions options_;
 };
 
+absl::Status SharedPlanShape(InferenceContext* c) {
+  ShapeHandle vector;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &vector));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &vector));
+  c->set_output(0, c->Scalar());
+  return absl::OkStatus();
+}
+
+REGISTER_OP("HvdCtrPlanSharedMemory")
+    .Input("messages: int64")
+    .Input("sums: int64")
+    .Output("planned: int64")
+    .Attr("ranks: int >= 1")
+    .SetShapeFn(SharedPlanShape)
+    .Doc(R"doc(
+The memory of its own that a rank shares with the others of its host for collectives.
+
+messages: (n), of each slot of an alltoall or allgather, which has two: bytes that the rank brings for other ranks.
+sums: (m), of each allreduce: bytes of its tensors.
+planned: bytes of the slots of all of them, and what comes on top of them once.
+ranks: W.
+)doc");
+
+class PlanSharedMemoryOp final : public OpKernel {
+ public:
+  explicit PlanSharedMemoryOp(OpKernelConstruction* c) : OpKernel(c) { OP_REQUIRES_OK(c, c->GetAttr("ranks", &ranks_)); }
+
+  void Compute(OpKernelContext* ctx) override {
+    int64_t planned = SharedGroup::PlannedBytes();
+    for (const int64_t bytes : ConstSpan<int64_t>(ctx->input(0))) planned += SharedChannel::PlannedSlotBytes(ranks_, bytes);
+    for (const int64_t bytes : ConstSpan<int64_t>(ctx->input(1))) planned += PlannedAllReduceBytes(ranks_, bytes);
+    OP_REQUIRES_OK(ctx, SetScalarOutput<int64_t>(ctx, 0, planned));
+  }
+
+ private:
+  int32_t ranks_ = 1;
+};
+
+HVD_CTR_REGISTER_KERNEL("HvdCtrPlanSharedMemory", PlanSharedMemoryOp, "messages", "sums", "planned");
 HVD_CTR_REGISTER_KERNEL("HvdCtrPlanMemory", PlanMemoryOp, "rows", "demand", "plan");
 
 }  // namespace
