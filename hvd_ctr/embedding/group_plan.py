@@ -54,6 +54,7 @@ class GroupDemand:
         rows: table -> rows that exist in the end, for tables without counts; over all ranks.
         evaluates: whether the run evaluates in between.
         exchange: how keys, rows and gradients travel (embedding.exchange).
+        on_gpu: whether the device tier is on GPUs; then what is there travels over NCCL.
     """
 
     ranks: int
@@ -65,6 +66,7 @@ class GroupDemand:
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
     evaluates: bool = False
     exchange: str = "alltoall"
+    on_gpu: bool = False
 
     def sent(self, size: float, reduced: bool = True) -> float:
         """Bytes that a rank sends to other ranks (hvd_ctr/traffic.py) for `size` bytes that it has for all ranks, the
@@ -152,7 +154,8 @@ class GroupPlan:
         traffic: rows and bytes of a step.
         prediction: of the device cache; None: not known.
         disk: of a disk tier; None: none, or not known.
-        messages: what this rank brings to the exchanges.
+        messages: what this rank brings to the exchanges, of what is in host memory.
+        on_gpu: GroupDemand's.
     """
 
     name: str
@@ -167,6 +170,7 @@ class GroupPlan:
     prediction: Prediction | None
     disk: DiskTraffic | None
     messages: Messages
+    on_gpu: bool
     _spec: MixCacheSpec
     _demand: MemoryDemand
 
@@ -180,7 +184,7 @@ class GroupPlan:
         known = np.array([table.rows or 0.0 for table in self.tables])
         shares = known / known.sum() if known.sum() > 0 else np.full(len(known), 1 / len(known))
         demand = dataclasses.replace(self._demand, rows=[round(rows * share) for share in shares.tolist()], appended=0)
-        return plan_ops.plan_memory(self._spec, demand)
+        return plan_ops.plan_memory(self._spec, demand, self.on_gpu)
 
 
 def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, host: HostConfig) -> GroupPlan:
@@ -223,7 +227,7 @@ def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, hos
 
         disk = disk_traffic(prediction, cache.slots, room)
         needed = dataclasses.replace(needed, appended=round(disk.appended))
-    memory = plan_ops.plan_memory(spec, needed)
+    memory = plan_ops.plan_memory(spec, needed, demand.on_gpu)
     known = [value for value in rows if value is not None]
     return GroupPlan(
         name=spec.name,
@@ -238,6 +242,7 @@ def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, hos
         prediction=prediction,
         disk=disk,
         messages=_messages(_Payload.of(layout, demand, keys), demand),
+        on_gpu=demand.on_gpu,
         _spec=spec,
         _demand=needed,
     )
@@ -381,16 +386,16 @@ def _messages(payload: _Payload, demand: GroupDemand) -> Messages:
     large.
     """
     ranks, kinds = demand.ranks, 5 if demand.evaluates else 3
-    sizes = [payload.keys, payload.rows, payload.gradients, payload.keys, payload.rows][:kinds]
+    keys = [payload.keys] * (kinds // 2)
+    values = [payload.rows, payload.gradients, payload.rows][: kinds - len(keys)]
+    in_host_memory = [] if demand.on_gpu else values
     if demand.exchange == "alltoall":
-        return Messages(rows=[size * (ranks - 1) / ranks for size in sizes])
+        return Messages(rows=[size * (ranks - 1) / ranks for size in keys + in_host_memory])
     splits = [float(_SPLIT_BYTES * ranks)] * kinds
     if demand.exchange == "allgather":
-        return Messages(rows=sizes + splits)
-    # Keys travel by allgather, rows and gradients in a buffer for those of all ranks.
-    keys = [payload.keys] * (kinds // 2)
-    sums = [size * ranks for size in (payload.rows, payload.gradients, payload.rows)[: kinds - len(keys)]]
-    return Messages(rows=keys + splits, sums=sums)
+        return Messages(rows=keys + in_host_memory + splits)
+    # Keys travel by allgather, rows and gradients as integers in a buffer for those of all ranks.
+    return Messages(rows=keys + splits, sums=[size * ranks for size in values])
 
 
 def _traffic(

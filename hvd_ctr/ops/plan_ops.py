@@ -48,7 +48,9 @@ class MemoryDemand:
 
 
 class PlannedMemory(NamedTuple):
-    """Result of `plan_memory`: bytes unless named otherwise; see MemoryPlan in tf_ops/core/memory_plan.h."""
+    """Result of `plan_memory`: bytes unless named otherwise; see MemoryPlan in tf_ops/core/memory_plan.h. `sum_bytes`
+    are in the device's memory beside `device_bytes`, the records; with the CPU backend they are in `batch_bytes`.
+    """
 
     device_bytes: int
     record_bytes: int
@@ -56,6 +58,7 @@ class PlannedMemory(NamedTuple):
     buffer_bytes: int
     slot_bytes: int
     batch_bytes: int
+    sum_bytes: int
     cached_rows: int
     disk_bytes: int
     disk_row_bytes: int
@@ -68,8 +71,9 @@ class PlannedMemory(NamedTuple):
         return self.record_bytes + self.index_bytes + self.buffer_bytes + self.slot_bytes + self.batch_bytes
 
 
-def plan_memory(spec: MixCacheSpec, demand: MemoryDemand) -> PlannedMemory:
-    """The memory of the cache that `create(spec)` would make, once it has met the demand. Makes no cache.
+def plan_memory(spec: MixCacheSpec, demand: MemoryDemand, on_gpu: bool = False) -> PlannedMemory:
+    """The memory of the cache that `create(spec)` would make, once it has met the demand; on_gpu: on a GPU. Makes no
+    cache, and needs no GPU.
 
     Raises:
         ValueError: fields that do not fit together.
@@ -89,6 +93,7 @@ def plan_memory(spec: MixCacheSpec, demand: MemoryDemand) -> PlannedMemory:
                 row_steps=[optimizer.bias_correction == "row" for optimizer in optimizers],
                 host_kind=HOST_KINDS[spec.host.kind],
                 host_ram_bytes=spec.host.ram_bytes or 0,
+                on_gpu=on_gpu,
             )
         except tf.errors.InvalidArgumentError as error:
             raise ValueError(error.message) from error

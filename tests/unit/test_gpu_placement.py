@@ -15,10 +15,11 @@ import pytest
 import tensorflow as tf
 
 from hvd_ctr import comm
+from hvd_ctr.cli.plan_findings import Machine
 from hvd_ctr.config import CacheConfig, FeatureConfig, TableConfig
 from hvd_ctr.embedding import ShardedEmbedding
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
-from hvd_ctr.ops import mix_cache_ops, placement, pooling_ops
+from hvd_ctr.ops import mix_cache_ops, placement, plan_ops, pooling_ops
 from tests.support import trained_bits
 from tests.support.hybrid import unique_name
 
@@ -86,6 +87,17 @@ def test_rows_are_imported_from_the_host_and_exported_to_it() -> None:
     np.testing.assert_array_equal(embedding.get_rows(table, np.array([9, 7])), rows[[2, 0]])
     (chunk,) = embedding.export_rows(table)
     np.testing.assert_array_equal(chunk.rows[np.argsort(chunk.ids)], rows)
+
+
+@pytest.mark.parametrize(("dim", "row_dtype"), [(4, "float32"), (17, "float32"), (64, "bfloat16")])
+def test_a_plan_knows_the_memory_of_the_gpu(dim: int, row_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HVD_CTR_GPU", raising=False)
+    assert Machine.this(None).rows_on_gpu
+    spec = mix_cache_ops.MixCacheSpec(
+        name=unique_name("planned"), dim=dim, slots=64, row_dtype=row_dtype, tables=[TableConfig("t", dim=dim)]
+    )
+    _, total = mix_cache_ops.stats(mix_cache_ops.create(spec), ["t"])
+    assert plan_ops.plan_memory(spec, plan_ops.MemoryDemand([0]), on_gpu=True).device_bytes == total["device_bytes"]
 
 
 def test_training_gives_the_bits_of_the_cpu() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,19 @@ def test_narrow_rows_take_less_of_the_device_and_as_much_of_the_host() -> None:
         plans[row_dtype] = _plan(layout, cache, HostConfig(), 0)
         if row_dtype != "float16":
             _check(plans[row_dtype], _measured(layout, cache, HostConfig(), 0))
-    assert [plan.memory.device_bytes for plan in plans.values()] == [8000 * 320, 8000 * 144, 8000 * 144]
+    strides = (288, 160, 160) if os.environ.get("HVD_CTR_BACKEND") == "cuda_on_cpu" else (320, 144, 144)
+    assert [plan.memory.device_bytes for plan in plans.values()] == [8000 * stride for stride in strides]
     assert len({plan.memory.host_bytes for plan in plans.values()}) == 1
+
+
+def test_on_a_gpu_records_have_another_stride_and_sums_are_there() -> None:
+    layout, demand = _layout(64, "rowwise_adagrad"), MemoryDemand([10_000], received=2000, unique=1000)
+    for row_dtype, stride in (("float32", 288), ("float16", 160), ("bfloat16", 160)):
+        spec = _spec(layout, CacheConfig(slots=8000, policy="lru", row_dtype=row_dtype), HostConfig())
+        there, here = plan_memory(spec, demand, on_gpu=True), plan_memory(spec, demand)
+        assert there.device_bytes == 8000 * stride
+        assert there.sum_bytes == 2 * 1000 * 64 * 4
+        assert there.host_bytes == here.host_bytes - (there.sum_bytes - here.sum_bytes)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,35 @@ def test_ranks_of_one_host_share_memory(monkeypatch: pytest.MonkeyPatch, capsys:
         plan.make_plan(config, ranks=2, machine=_ROOMY)
 
 
+def test_gpu_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    config = _config(cache={"slots": 1_000_000})
+    monkeypatch.setenv("HVD_CTR_GPU", "0")
+    here = plan.make_plan(config, ranks=2)
+    monkeypatch.setenv("HVD_CTR_GPU", "1")
+    there = plan.make_plan(config, ranks=2)
+    assert here.gpu_bytes() == 0 and there.gpu_bytes() > 64e6
+    # A row and its state: 16 floats.
+    assert there.groups[0].memory.device_bytes == 64e6
+    device = sum(group.memory.device_bytes for group in here.groups)
+    assert there.rank_bytes() < here.rank_bytes() - device
+    # Keys alone go over shared memory; what is on GPUs goes over NCCL.
+    assert 0 < there.memory.shared < here.memory.shared
+    plan.plan_report.show(there)
+    printed = capsys.readouterr().out
+    assert "cached rows on GPUs" in printed and "GPU memory of one rank" in printed and "GPU, rank" in printed
+    plan.plan_report.show(here)
+    printed = capsys.readouterr().out
+    assert "cached rows in RAM" in printed and "GPU" not in printed
+    figures = plan.as_json(there)
+    assert figures["rank_bytes"]["total_gpu"] == there.gpu_bytes() and figures["machine"]["rows_on_gpu"]
+    little = Machine(2 * 10**9, 10**8, None, rows_on_gpu=True)
+    (short,) = (f for f in plan.make_plan(config, machine=little).findings if "are available" in f.text)
+    assert "use more machines" in short.text and "slots" not in short.field
+    monkeypatch.setenv("HVD_CTR_GPU", "yes")
+    with pytest.raises(ConfigError, match="HVD_CTR_GPU is 'yes', allowed: 0, 1"):
+        plan.make_plan(config)
+
+
 def test_arguments_and_counts_that_cannot_be_used(counts_file: str, tmp_path: Path) -> None:
     for arguments in ({"ranks": 0}, {"ranks": 2, "ranks_per_host": 3}):
         with pytest.raises(ConfigError, match="--ranks"):
