@@ -164,8 +164,8 @@ def _on_host(plan: Plan, group: GroupPlan) -> Iterator[Finding]:
     if host.ram_bytes is None:
         return
     field = "embedding.host.ram_bytes"
+    needed = memory.needed_ram_bytes
     if host.kind == "ram":
-        needed = memory.record_bytes + memory.index_bytes + memory.buffer_bytes
         if group.rows is not None and needed > host.ram_bytes:
             text = (
                 f"{group.name}: {group.rows:,.0f} rows per rank take {size(needed)} with state and index, the "
@@ -181,15 +181,13 @@ def _on_host(plan: Plan, group: GroupPlan) -> Iterator[Finding]:
         )
         yield Finding(True, field, math.ceil(memory.least_ram_bytes * _ROOM), text)
         return
-    fixed = memory.index_bytes + memory.buffer_bytes
-    # One chunk of the second-level cache besides.
-    needed = fixed + memory.least_ram_bytes // 8
     if group.rows is not None and needed > host.ram_bytes:
         text = (
             f"{group.name}: the index of {group.rows:,.0f} rows per rank takes {size(memory.index_bytes)}, buffers "
-            f"{size(memory.buffer_bytes)}; ram_bytes is {size(host.ram_bytes)}; raise it or use more ranks"
+            f"{size(memory.buffer_bytes)}, and {size(needed)} are the least that does; ram_bytes is "
+            f"{size(host.ram_bytes)}; raise it or use more ranks"
         )
-        yield Finding(group.exact, field, math.ceil(needed * 1.2), text)
+        yield Finding(group.exact, field, math.ceil(needed * _ROOM), text)
 
 
 def _on_memory(plan: Plan) -> Iterator[Finding]:
@@ -206,7 +204,7 @@ def _on_memory(plan: Plan) -> Iterator[Finding]:
         field, value = "embedding.host.kind", "disk"
     elif host.kind == "disk" and host.ram_bytes is not None:
         over = (needed - _COMFORTABLE * there) / plan.ranks_per_host / len(plan.groups)
-        if host.ram_bytes - over > max(group.memory.least_ram_bytes for group in plan.groups):
+        if host.ram_bytes - over > max(group.memory.needed_ram_bytes for group in plan.groups):
             field, value, advice = "embedding.host.ram_bytes", int(host.ram_bytes - over), "lower ram_bytes"
     exact = all(group.rows is not None and group.exact for group in plan.groups)
     text = (

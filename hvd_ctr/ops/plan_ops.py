@@ -63,6 +63,7 @@ class PlannedMemory(NamedTuple):
     disk_bytes: int
     disk_row_bytes: int
     least_ram_bytes: int
+    needed_ram_bytes: int
     record_floats: int
 
     @property

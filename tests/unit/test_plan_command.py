@@ -119,10 +119,14 @@ def test_budgets_of_the_host_tier(counts_file: str, tmp_path: Path) -> None:
     disk = {"kind": "disk", "path": str(tmp_path)}
     least = _findings(_config(counts_file, host={**disk, "ram_bytes": 200_000}))[field]
     assert least.fatal and "at least" in least.text
+    assert field not in _findings(_config(counts_file, host={**disk, "ram_bytes": least.value}))
     missing = _config(counts_file, host={"kind": "disk", "path": str(tmp_path / "gone"), "ram_bytes": 10**7})
     assert "is no folder" in _findings(missing)["embedding.host.path"].text
     large = _config(None, rows=10**9, host={**disk, "ram_bytes": 10**9}, cache={"slots": 10**6})
-    assert "index of" in _findings(large)[field].text
+    short = _findings(large)[field]
+    assert "index of" in short.text
+    enough = _config(None, rows=10**9, host={**disk, "ram_bytes": short.value}, cache={"slots": 10**6})
+    assert field not in _findings(enough)
     full = Machine(64 * 10**9, 60 * 10**9, 10**6)
     assert "larger disk" in _findings(large, full)["embedding.host.path"].text
 

@@ -65,6 +65,7 @@ MemoryPlan PlanMemory(const MixCacheOptions& options, const MemoryDemand& demand
   plan.disk_bytes = store.disk_bytes;
   plan.disk_row_bytes = store.disk_row_bytes;
   plan.least_ram_bytes = store.least_ram_bytes;
+  plan.needed_ram_bytes = store.needed_ram_bytes;
   plan.record_floats = spec.record_floats;
 
   PolicyDemand policy;

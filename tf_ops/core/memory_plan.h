@@ -32,17 +32,18 @@ struct MemoryDemand {
 
 /// Bytes. The fields are handed out in this order (HvdCtrPlanMemory).
 struct MemoryPlan {
-  int64_t record_bytes = 0;     ///< Rows and state in the host tier's RAM.
-  int64_t index_bytes = 0;      ///< The host tier's index.
-  int64_t buffer_bytes = 0;     ///< The host tier's buffers.
-  int64_t slot_bytes = 0;       ///< Directory of slots, policy, pins and marks.
-  int64_t batch_bytes = 0;      ///< Keys, plans and tickets of the batches in flight.
-  int64_t sum_bytes = 0;        ///< Sums of a batch's gradients, in the backend's memory (DeviceBackend::Workspace).
-  int64_t cached_rows = 0;      ///< Rows, not bytes: in the host tier's RAM.
-  int64_t disk_bytes = 0;       ///< The file of rows.
-  int64_t disk_row_bytes = 0;   ///< Of which one record takes.
-  int64_t least_ram_bytes = 0;  ///< HostStorePlan::least_ram_bytes.
-  int64_t record_floats = 0;    ///< Floats, not bytes: row and state of one record.
+  int64_t record_bytes = 0;      ///< Rows and state in the host tier's RAM.
+  int64_t index_bytes = 0;       ///< The host tier's index.
+  int64_t buffer_bytes = 0;      ///< The host tier's buffers.
+  int64_t slot_bytes = 0;        ///< Directory of slots, policy, pins and marks.
+  int64_t batch_bytes = 0;       ///< Keys, plans and tickets of the batches in flight.
+  int64_t sum_bytes = 0;         ///< Sums of a batch's gradients, in the backend's memory (DeviceBackend::Workspace).
+  int64_t cached_rows = 0;       ///< Rows, not bytes: in the host tier's RAM.
+  int64_t disk_bytes = 0;        ///< The file of rows.
+  int64_t disk_row_bytes = 0;    ///< Of which one record takes.
+  int64_t least_ram_bytes = 0;   ///< HostStorePlan::least_ram_bytes.
+  int64_t needed_ram_bytes = 0;  ///< HostStorePlan::needed_ram_bytes.
+  int64_t record_floats = 0;     ///< Floats, not bytes: row and state of one record.
 
   int64_t host_bytes() const { return record_bytes + index_bytes + buffer_bytes + slot_bytes + batch_bytes + sum_bytes; }
 };

@@ -24,7 +24,7 @@ using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
 constexpr int64_t kDemandFields = 8;  // MemoryDemand after rows.
-constexpr int64_t kPlanFields = 12;   // device_bytes, then MemoryPlan.
+constexpr int64_t kPlanFields = 13;   // device_bytes, then MemoryPlan.
 static_assert(sizeof(MemoryPlan) == (kPlanFields - 1) * sizeof(int64_t), "see PlannedMemory in hvd_ctr/ops/plan_ops.py");
 
 absl::Status PlanShape(InferenceContext* c) {
@@ -54,7 +54,7 @@ What a MixCache will take: figures of HvdCtrStats for a number of rows and a siz
 
 rows: (T), rows of each table on this rank.
 demand: (8), the fields of MemoryDemand after rows, in their order.
-plan: (12), device bytes, then the fields of MemoryPlan in their order; sum_bytes are in batch_bytes with the CPU backend.
+plan: (13), device bytes, then the fields of MemoryPlan in their order; sum_bytes are in batch_bytes with the CPU backend.
 dim: D.
 slots: S.
 row_type: RowType.
@@ -121,7 +121,7 @@ class PlanMemoryOp final : public OpKernel {
                             ctx, 0,
                             {options_.slots * stride, plan.record_bytes, plan.index_bytes, plan.buffer_bytes, plan.slot_bytes,
                              plan.batch_bytes + sums_in_batch, plan.sum_bytes - sums_in_batch, plan.cached_rows, plan.disk_bytes,
-                             plan.disk_row_bytes, plan.least_ram_bytes, plan.record_floats}));
+                             plan.disk_row_bytes, plan.least_ram_bytes, plan.needed_ram_bytes, plan.record_floats}));
   }
 
  private:
