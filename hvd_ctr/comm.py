@@ -414,7 +414,7 @@ def init(*, intra_op_threads: int | None = None) -> Comm:
 
     Raises:
         RuntimeError: Horovod does not come up with the number of ranks the launcher started (each would train alone);
-            or there are fewer GPUs than ranks, but more than one.
+            or some ranks have a GPU and some none; or there are fewer GPUs than ranks, but more than one.
         ValueError: `intra_op_threads` below 1, or a launcher variable that is no number.
     """
     global _current
@@ -457,7 +457,7 @@ def _start_horovod(launcher: launchers.LauncherInfo) -> HorovodComm:
         transports_built = [name for name, built in (("MPI", hvd.mpi_built()), ("Gloo", hvd.gloo_built())) if built]
         raise RuntimeError(launchers.size_mismatch(launcher, int(hvd.size()), transports_built))
     comm = HorovodComm(hvd)
-    comm.gpu = launchers.use_gpu(comm.local_rank, comm.local_size)
+    comm.gpu = launchers.use_gpus_alike(comm.local_rank, comm.local_size, comm.allgather_object)
     if wanted != "horovod" and comm.local_size == comm.size:
         reason = comm.share_memory()
     else:
@@ -470,7 +470,7 @@ def _start_horovod(launcher: launchers.LauncherInfo) -> HorovodComm:
             reason,
             transports.TRANSPORT_VARIABLE,
         )
-    comm.gpu_transport = transports.for_gpu(hvd) if comm.gpu else None
+    comm.gpu_transport = transports.for_gpu(hvd, comm.allgather_object) if comm.gpu else None
     return comm
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,6 +43,9 @@ _HOROVOD_DEFAULTS = {
 # over shared memory the rounds only cost time: at 0.1 ms a quarter of a core per rank.
 _ROUND_MS = "0.1"
 _FEW_ROUNDS_MS = "5"
+
+# Hosts, and ranks of a host, that a message names.
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,11 @@ def set_horovod_environment(*, few_rounds: bool) -> None:
 
 def gpu_count() -> int:
     """GPUs that this process may use."""
-    return len(tf.config.list_physical_devices("GPU"))
+    return len(_gpus())
+
+
+def _gpus() -> list[Any]:
+    return list(tf.config.list_physical_devices("GPU"))
 
 
 def use_gpu(local_rank: int, local_size: int) -> str:
@@ -163,7 +172,7 @@ def use_gpu(local_rank: int, local_size: int) -> str:
         RuntimeError: there are several GPUs, but fewer than ranks on this machine; or TensorFlow uses another one
             already.
     """
-    gpus = tf.config.list_physical_devices("GPU")
+    gpus = _gpus()
     if not gpus:
         return ""
     if 1 < len(gpus) < local_size:
@@ -187,6 +196,52 @@ def use_gpu(local_rank: int, local_size: int) -> str:
             len(gpus),
         )
     return f"GPU {number} of {len(gpus)}"
+
+
+def use_gpus_alike(local_rank: int, local_size: int, allgather_object: Callable[[Any], list[Any]]) -> str:
+    """`use_gpu` on all ranks of a job, which must all have a GPU or none. Collective, over `allgather_object`.
+
+    A rank without one would wait, over another transport, for rows and gradients that the others send over NCCL.
+
+    Raises:
+        RuntimeError: on all ranks with the same text: some ranks see a GPU and some none; or `use_gpu` failed on one.
+    """
+    gpu = error = ""
+    try:
+        gpu = use_gpu(local_rank, local_size)
+    except RuntimeError as failure:
+        error = str(failure)
+    problem = gpu_disagreement(allgather_object([socket.gethostname(), gpu, error]))
+    if problem:
+        raise RuntimeError(problem)
+    return gpu
+
+
+def gpu_disagreement(ranks: Sequence[Sequence[str]]) -> str:
+    """What is wrong with the GPUs of a job; empty: nothing.
+
+    Args:
+        ranks: (W, 3) of each rank its host, what `use_gpu` returned, and its error or "".
+    """
+    for rank, (host, _, error) in enumerate(ranks):
+        if error:
+            return f"rank {rank} on {host}: {error}"
+    if len({bool(gpu) for _, gpu, _ in ranks}) <= 1:
+        return ""
+    seen: dict[str, list[str]] = {}
+    for rank, (host, gpu, _) in enumerate(ranks):
+        seen.setdefault(f"{'a GPU' if gpu else 'no GPU'} on {host}", []).append(str(rank))
+    parts = [f"{what}: rank(s) {_few(numbers)}" for what, numbers in seen.items()]
+    return (
+        f"some ranks see a GPU and some none, and would wait for each other: {_few(parts, '; ')}; give every rank one "
+        "(CUDA_VISIBLE_DEVICES, srun --gpus-per-task=1), or set CUDA_VISIBLE_DEVICES to nothing on all ranks to train "
+        "on the CPUs"
+    )
+
+
+def _few(texts: Sequence[str], separator: str = ", ") -> str:
+    more = len(texts) - _MOST_NAMED
+    return separator.join(texts[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_set(variable: str) -> bool:

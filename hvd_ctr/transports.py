@@ -134,9 +134,25 @@ class SharedMemoryTransport(Transport):
             return tf.reshape(shared_memory_ops.allgather(rows, name), tf.shape(value))
 
 
-def for_gpu(hvd: Any) -> Transport | None:
-    """What carries tensors that are on the ranks' GPUs; None: no rows are there, or Horovod was built without NCCL."""
-    return HorovodTransport(hvd, on_gpu=True) if hvd.nccl_built() and placement.rows_on_gpu() else None
+def for_gpu(hvd: Any, allgather_object: Callable[[Any], list[Any]]) -> Transport | None:
+    """What carries tensors that are on the ranks' GPUs; None: no rows are there, or Horovod was built without NCCL.
+    Collective, over `allgather_object`, on ranks that all have a GPU.
+
+    Raises:
+        RuntimeError: on all ranks with the same text: they were installed differently.
+    """
+    built = allgather_object([bool(hvd.nccl_built()), placement.rows_on_gpu()])
+    has = [
+        f"Horovod {'with' if nccl else 'without'} NCCL and an op library {'with' if cuda else 'without'} CUDA"
+        for nccl, cuda in built
+    ]
+    for rank, mine in enumerate(has):
+        if mine != has[0]:
+            raise RuntimeError(
+                f"rank 0 has {has[0]}, rank {rank} has {mine}: they would wait for each other; set up all hosts alike "
+                "(HVD_CTR_GPU=1 ./launch/setup.sh)"
+            )
+    return HorovodTransport(hvd, on_gpu=True) if all(built[0]) else None
 
 
 def connect(rank: int, size: int, allgather_object: Callable[[Any], list[Any]]) -> str:

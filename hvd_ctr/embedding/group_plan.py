@@ -28,7 +28,7 @@ from hvd_ctr.embedding.policy_replay import predict_by_replay
 from hvd_ctr.embedding.sharding import GroupLayout
 from hvd_ctr.ops import plan_ops
 from hvd_ctr.ops.mix_cache_ops import MixCacheSpec
-from hvd_ctr.ops.plan_ops import MemoryDemand, PlannedMemory
+from hvd_ctr.ops.plan_ops import MemoryDemand, Messages, PlannedMemory
 
 # Rows of a chunk of counts that `freq` is told at a time (id_counts.py).
 _COUNTS_CHUNK = 1 << 20
@@ -36,6 +36,7 @@ _COUNTS_CHUNK = 1 << 20
 _LARGEST_BATCH = 4.0
 _FLOAT_BYTES = 4
 _KEY_BYTES = 8
+_SPLIT_BYTES = 4
 _HEADER_WORDS = 8  # kKeyHeaderWords of tf_ops/core/key_exchange.h; then two numbers per table
 
 
@@ -53,6 +54,7 @@ class GroupDemand:
         rows: table -> rows that exist in the end, for tables without counts; over all ranks.
         evaluates: whether the run evaluates in between.
         exchange: how keys, rows and gradients travel (embedding.exchange).
+        on_gpu: whether the device tier is on GPUs; then what is there travels over NCCL.
     """
 
     ranks: int
@@ -64,6 +66,7 @@ class GroupDemand:
     rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
     evaluates: bool = False
     exchange: str = "alltoall"
+    on_gpu: bool = False
 
     def sent(self, size: float, reduced: bool = True) -> float:
         """Bytes that a rank sends to other ranks (hvd_ctr/traffic.py) for `size` bytes that it has for all ranks, the
@@ -151,6 +154,8 @@ class GroupPlan:
         traffic: rows and bytes of a step.
         prediction: of the device cache; None: not known.
         disk: of a disk tier; None: none, or not known.
+        messages: what this rank brings to the exchanges, of what is in host memory.
+        on_gpu: GroupDemand's.
     """
 
     name: str
@@ -164,6 +169,8 @@ class GroupPlan:
     traffic: Traffic
     prediction: Prediction | None
     disk: DiskTraffic | None
+    messages: Messages
+    on_gpu: bool
     _spec: MixCacheSpec
     _demand: MemoryDemand
 
@@ -177,7 +184,7 @@ class GroupPlan:
         known = np.array([table.rows or 0.0 for table in self.tables])
         shares = known / known.sum() if known.sum() > 0 else np.full(len(known), 1 / len(known))
         demand = dataclasses.replace(self._demand, rows=[round(rows * share) for share in shares.tolist()], appended=0)
-        return plan_ops.plan_memory(self._spec, demand)
+        return plan_ops.plan_memory(self._spec, demand, self.on_gpu)
 
 
 def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, host: HostConfig) -> GroupPlan:
@@ -220,7 +227,7 @@ def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, hos
 
         disk = disk_traffic(prediction, cache.slots, room)
         needed = dataclasses.replace(needed, appended=round(disk.appended))
-    memory = plan_ops.plan_memory(spec, needed)
+    memory = plan_ops.plan_memory(spec, needed, demand.on_gpu)
     known = [value for value in rows if value is not None]
     return GroupPlan(
         name=spec.name,
@@ -234,6 +241,8 @@ def plan_group(layout: GroupLayout, demand: GroupDemand, cache: CacheConfig, hos
         traffic=_traffic(layout, demand, keys, memory, prediction, disk, cache.slots),
         prediction=prediction,
         disk=disk,
+        messages=_messages(_Payload.of(layout, demand, keys), demand),
+        on_gpu=demand.on_gpu,
         _spec=spec,
         _demand=needed,
     )
@@ -356,6 +365,39 @@ def _tables(
     return plans
 
 
+@dataclasses.dataclass(frozen=True)
+class _Payload:
+    """Bytes of a step's keys, rows and gradients that a rank has for all ranks, itself included."""
+
+    keys: float
+    rows: float
+    gradients: float
+
+    @classmethod
+    def of(cls, layout: GroupLayout, demand: GroupDemand, keys: _Keys) -> _Payload:
+        # A message to each rank.
+        words = keys.local + (_HEADER_WORDS + 2 * len(layout.tables)) * demand.ranks
+        vector_bytes = layout.dim * _FLOAT_BYTES
+        return cls(words * _KEY_BYTES, keys.received * vector_bytes, keys.local * vector_bytes)
+
+
+def _messages(payload: _Payload, demand: GroupDemand) -> Messages:
+    """What a rank brings to the exchanges of dist.py. Evaluation has exchanges of its own, of batches that are as
+    large.
+    """
+    ranks, kinds = demand.ranks, 5 if demand.evaluates else 3
+    keys = [payload.keys] * (kinds // 2)
+    values = [payload.rows, payload.gradients, payload.rows][: kinds - len(keys)]
+    in_host_memory = [] if demand.on_gpu else values
+    if demand.exchange == "alltoall":
+        return Messages(rows=[size * (ranks - 1) / ranks for size in keys + in_host_memory])
+    splits = [float(_SPLIT_BYTES * ranks)] * kinds
+    if demand.exchange == "allgather":
+        return Messages(rows=keys + in_host_memory + splits)
+    # Keys travel by allgather, rows and gradients as integers in a buffer for those of all ranks.
+    return Messages(rows=keys + splits, sums=[size * ranks for size in values])
+
+
 def _traffic(
     layout: GroupLayout,
     demand: GroupDemand,
@@ -371,9 +413,7 @@ def _traffic(
         misses = float(prediction.steady_misses.sum())
         loads = misses * record
     evicts = prediction is not None and float(prediction.misses.sum()) > slots
-    # A message to each rank.
-    words = keys.local + (_HEADER_WORDS + 2 * len(layout.tables)) * demand.ranks
-    vector_bytes = layout.dim * _FLOAT_BYTES
+    payload = _Payload.of(layout, demand, keys)
     return Traffic(
         local_keys=keys.local,
         received=keys.received,
@@ -381,9 +421,9 @@ def _traffic(
         largest_unique=keys.largest,
         in_flight=keys.in_flight,
         misses=misses,
-        key_bytes=demand.sent(words * _KEY_BYTES, reduced=False),
-        row_bytes=demand.sent(keys.received * vector_bytes),
-        gradient_bytes=demand.sent(keys.local * vector_bytes),
+        key_bytes=demand.sent(payload.keys, reduced=False),
+        row_bytes=demand.sent(payload.rows),
+        gradient_bytes=demand.sent(payload.gradients),
         load_bytes=loads,
         write_back_bytes=loads if evicts else (None if loads is None else 0.0),
         disk_reads=None if disk is None else disk.last_reads,

@@ -35,7 +35,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -46,6 +45,7 @@ from hvd_ctr.comm import Comm
 from hvd_ctr.embedding.sharded_embedding import BatchFacts, ReceivedWords, Staged
 from hvd_ctr.layers.mix_cache_embedding import MixCacheEmbedding
 from hvd_ctr.ops.id_ops import PreparedIds
+from hvd_ctr.training.collective_end import CollectiveEnd
 
 MAX_DEPTH = 8
 _ENDED = -1  # kNoMoreBatches of tf_ops/core/key_exchange.h
@@ -83,7 +83,7 @@ class _Failure:
     error: BaseException
 
 
-class Pipeline(Generic[T]):
+class Pipeline(CollectiveEnd, Generic[T]):
     """Iterates (batch, staged) with `depth` batches fetched ahead. Collective: all ranks iterate in step.
 
     Args:
@@ -143,17 +143,6 @@ class Pipeline(Generic[T]):
                 self._join()
                 return
             yield item
-
-    def __enter__(self) -> Pipeline[T]:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
     def abandon(self) -> None:
         """Tells the threads to end, and waits for nothing: after an exception the ranks are no longer in step, and

@@ -22,7 +22,6 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import keras
@@ -34,6 +33,7 @@ from hvd_ctr.comm import Comm
 from hvd_ctr.config.profile import ProfileOptions, parse_steps
 from hvd_ctr.ops import stage_ops
 from hvd_ctr.training import stage_times
+from hvd_ctr.training.collective_end import CollectiveEnd
 from hvd_ctr.training.profile_report import Profile, RankProfile
 from hvd_ctr.training.stage_times import COLLECTIVES, Interval, Window
 
@@ -44,7 +44,7 @@ _CLOCK_ROUNDS = 5
 Scalars = Callable[[int, dict[str, float]], None]
 
 
-class Profiler:
+class Profiler(CollectiveEnd):
     """Makes at most one profile. Collective before the first and after the last profiled step.
 
     Args:
@@ -76,17 +76,6 @@ class Profiler:
             if options.first == 1:
                 self._start()
         self._begin_ns = time.monotonic_ns()
-
-    def __enter__(self) -> Profiler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
 
     def step(self, number: int, steps: int = 1) -> None:
         """`steps` steps have just ended, of which the last has this number in the run."""

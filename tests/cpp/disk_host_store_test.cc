@@ -63,19 +63,74 @@ INSTANTIATE_TYPED_TEST_SUITE_P(DiskCachedUring, HostStoreConformance, CachedUrin
 INSTANTIATE_TYPED_TEST_SUITE_P(DiskWithoutUring, HostStoreConformance, WithoutUring);
 INSTANTIATE_TYPED_TEST_SUITE_P(DiskAllInRam, HostStoreConformance, AllInRam);
 
+/// The least budget by the message that refuses a smaller one; 0: it was not refused.
+int64_t LeastBudget(int32_t record_floats, int32_t tables, int64_t budget) {
+  const auto refused = MakeDiskHostStore(Spec(record_floats, tables), Disk(budget));
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+  const std::string text = "need at least ";
+  const size_t at = refused.status().message().find(text);
+  EXPECT_NE(at, std::string::npos) << refused.status().message();
+  return at == std::string::npos ? 0 : std::stoll(refused.status().message().substr(at + text.size()));
+}
+
+// What the message and the plan say is what does: buffers grow with the budget, and each table has ids of its own.
+TEST(DiskHostStoreTest, TheLeastBudgetHoldsTheFirstRowsOfEveryTable) {
+  InlineRunner runner;
+  for (const int32_t floats : {1, 33, 128, 1500, 5000}) {
+    for (const int32_t tables : {1, 26, 200, 5000}) {
+      SCOPED_TRACE(testing::Message() << floats << " floats, " << tables << " tables");
+      const int64_t least = LeastBudget(floats, tables, 1);
+      EXPECT_EQ(LeastBudget(floats, tables, least - 1), least);
+      const HostStoreSpec spec = Spec(floats, tables);
+      const std::vector<int64_t> none(static_cast<size_t>(tables), 0);
+      EXPECT_NEAR(static_cast<double>(PlanHostStore(spec, Disk(1), none, 0).least_ram_bytes), static_cast<double>(least),
+                  0.01 * static_cast<double>(least));
+      auto store = Open(spec, Disk(least));
+      if (store == nullptr) return;
+      std::vector<Key> keys;
+      for (int32_t table = 0; table < tables; ++table) keys.push_back({7, table});
+      StoreKeys(store.get(), keys, floats, 3.0f);
+      if (HasFatalFailure()) return;
+      EXPECT_EQ(store->row_count(), tables);
+      EXPECT_LE(store->allocated_bytes(), least);
+    }
+  }
+}
+
+TEST(DiskHostStoreTest, AnyLargerBudgetDoes) {
+  for (const int32_t floats : {2, 256}) {
+    const int64_t least = LeastBudget(floats, 26, 1);
+    for (int64_t more = 0; more <= 64; ++more) {
+      ASSERT_TRUE(MakeDiskHostStore(Spec(floats, 26), Disk(least + more * least / 64), DiskStoreTuning()).ok()) << more;
+    }
+  }
+}
+
+TEST(DiskHostStoreTest, RowsNeedWhatWasPlanned) {
+  constexpr int64_t kRows = 30000;
+  for (const int32_t floats : {2, 32, 256}) {
+    for (const int32_t tables : {1, 26}) {
+      SCOPED_TRACE(testing::Message() << floats << " floats, " << tables << " tables");
+      const std::vector<int64_t> each(static_cast<size_t>(tables), kRows / tables);
+      const int64_t needed = PlanHostStore(Spec(floats, tables), Disk(1 << 20), each, 0).needed_ram_bytes;
+      std::vector<Key> keys;
+      for (int32_t table = 0; table < tables; ++table) {
+        for (int64_t id = 0; id < each[0]; ++id) keys.push_back({id, table});
+      }
+      StoreKeys(Open(Spec(floats, tables), Disk(needed)).get(), keys, floats);
+      EXPECT_EQ(TryStoreKeys(Open(Spec(floats, tables), Disk(needed * 4 / 5)).get(), keys, floats, 0.0f).code(),
+                StatusCode::kResourceExhausted);
+    }
+  }
+}
+
 // Records smaller than, equal to and larger than a sector, a block, a read; down to the least possible budget.
 TEST(DiskHostStoreTest, AllRecordSizesEqualTheMap) {
   InlineRunner runner;
   for (const int32_t floats : {1, 33, 128, 129, 1500, 5000}) {
     SCOPED_TRACE(testing::Message() << floats << " floats");
-    const auto refused = MakeDiskHostStore(Spec(floats, 3), Disk(1));
-    ASSERT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
-    const std::string text = "need at least ";
-    const size_t at = refused.status().message().find(text);
-    ASSERT_NE(at, std::string::npos) << refused.status().message();
-    const int64_t least = std::stoll(refused.status().message().substr(at + text.size()));
-    // The buffers grow with the budget; twice that is enough, and leaves nearly nothing for the cache.
-    const int64_t budget = 2 * least + (int64_t{1} << 20);
+    // Leaves nearly nothing for the cache.
+    const int64_t budget = 2 * LeastBudget(floats, 3, 1) + (int64_t{1} << 20);
     auto store = Open(Spec(floats, 3), Disk(budget));
     HostStoreProgram(store.get(), budget, floats, &runner).Run(floats > 1000 ? 6 : 30);
     if (HasFatalFailure()) return;

@@ -178,7 +178,7 @@ TEST(SegmentOrderTest, PositionsOfASegmentAreAscending) {
     const int64_t unique = random() % 20;
     std::vector<int32_t> inverse(random() % 60);
     for (int32_t& k : inverse) k = static_cast<int32_t>(random() % static_cast<uint32_t>(unique + 1)) - 1;
-    std::vector<int32_t> positions(inverse.size(), -7), starts(static_cast<size_t>(unique) + 2, -7);
+    std::vector<int32_t> positions(inverse.size(), -7), starts(static_cast<size_t>(unique) + 1, -7);
     const SegmentOrder order = MakeSegmentOrder(inverse, unique, positions.data(), starts.data());
     if (order != SegmentOrder::kSegments) continue;
     std::vector<int32_t> expected;
@@ -195,7 +195,7 @@ TEST(SegmentOrderTest, PositionsOfASegmentAreAscending) {
 }
 
 TEST(SegmentOrderTest, SingleRowsAreFound) {
-  std::vector<int32_t> positions(6), starts(6);
+  std::vector<int32_t> positions(6), starts(4);
   const auto order = [&](const std::vector<int32_t>& inverse, int64_t unique) {
     return MakeSegmentOrder(inverse, unique, positions.data(), starts.data());
   };

@@ -92,6 +92,17 @@ TEST(MemoryPlanTest, RowsInRam) {
       const HostStorePlan plan = PlanHostStore(spec, HostOptions(), each, 0);
       ExpectNear(plan.record_bytes + plan.index_bytes + plan.buffer_bytes, store->allocated_bytes(), rows < 1000 ? 0.12 : 0.03);
       EXPECT_EQ(plan.cached_rows, 3 * rows + 17);
+      if (rows < 1000) continue;
+      HostOptions limited;  // Smaller chunks.
+      limited.ram_bytes = plan.needed_ram_bytes;
+      const int64_t needed = PlanHostStore(spec, limited, each, 0).needed_ram_bytes;
+      Fill(MakeRamHostStore(spec, needed * 51 / 50).get(), record_floats, each);
+      std::vector<Key> keys;
+      for (int64_t id = 0; id < 3 * rows + 17; ++id) keys.push_back({id, 0});
+      const std::vector<float> records(keys.size() * static_cast<size_t>(record_floats), 1.0f);
+      InlineRunner runner;
+      const auto small = MakeRamHostStore(spec, needed * 9 / 10);
+      EXPECT_EQ(small->Store(keys, records.data(), &runner).code(), StatusCode::kResourceExhausted);
       EXPECT_EQ(plan.disk_bytes, 0);
     }
   }

@@ -1,6 +1,7 @@
 #include "tf_ops/core/shared_group.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -155,6 +156,40 @@ TEST(SharedGroupTest, SumsRunOverTheRanksInOrderBitForBit) {
   CheckSums<double>(3, SharedType::kFloat64, {150000, 3});
   CheckSums<int32_t>(3, SharedType::kInt32, {17, 300000});
   CheckSums<int64_t>(2, SharedType::kInt64, {17});
+}
+
+TEST(SharedGroupTest, MemoryIsWhatWasPlanned) {
+  constexpr int64_t kBytes = 70000, kElements = 300000;  // Sums of so many are made in two phases.
+  for (const int32_t size : {2, 3}) {
+    const Groups groups = Connected(size);
+    OnRanks(groups, [](SharedGroup* group, int32_t /*rank*/) {
+      const std::vector<char> rows(kBytes);
+      const std::vector<float> mine(kElements, 1.0f);
+      std::vector<float> sums(kElements);
+      std::vector<char> scratch;
+      const SharedMessage::Piece piece{rows.data(), kBytes};
+      const SharedAddend addend{mine.data(), sums.data(), kElements};
+      for (int round = 0; round < 4; ++round) {
+        SharedChannel* channel = ChannelOf(group, "rows");
+        ASSERT_TRUE(
+            channel->Post({SharedOperation::kAllGather, 1, {}, kBytes, Span<const SharedMessage::Piece>(&piece, 1)}).ok());
+        ASSERT_TRUE(channel->Wait().ok());
+        channel->End();
+        channel = ChannelOf(group, "sum");
+        ASSERT_TRUE(PostAllReduce(channel, SharedType::kFloat32, Span<const SharedAddend>(&addend, 1)).ok());
+        ASSERT_TRUE(channel->Wait().ok());
+        ASSERT_TRUE(channel->CheckPosted().ok());
+        ASSERT_TRUE(FinishAllReduce(channel, SharedType::kFloat32, Span<const SharedAddend>(&addend, 1), &scratch).ok());
+        channel->End();
+      }
+    });
+    for (const auto& group : groups) {
+      struct stat file = {};
+      ASSERT_EQ(fstat(static_cast<int>(group->address().fd), &file), 0);
+      EXPECT_EQ(int64_t{file.st_blocks} * 512, SharedGroup::PlannedBytes() + 2 * SharedChannel::PlannedSlotBytes(size, kBytes) +
+                                                   PlannedAllReduceBytes(size, kElements * int64_t{sizeof(float)}));
+    }
+  }
 }
 
 TEST(SharedGroupTest, RanksThatDoDifferentThingsAreTold) {

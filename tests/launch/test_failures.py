@@ -124,6 +124,23 @@ def test_transport_that_is_none() -> None:
     assert "must be one of auto, horovod, shared_memory, got 'pigeons'" in result.all_output(), result.report()
 
 
+def test_a_gpu_that_only_one_rank_sees() -> None:
+    """Its rows would travel over NCCL, and the other rank would wait for them until the stall limit."""
+    code = (
+        "import os\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1': import tests.support.stand_in_gpu\n"
+        "from hvd_ctr import comm\n"
+        "comm.init()\n"
+        "print('all steps done')\n"
+    )
+    result = run_ranks(["-c", code], 2)
+    _check_ended(result)
+    assert "some ranks see a GPU and some none" in result.outputs[0], result.report()
+    assert "no GPU on" in result.outputs[0] and "a GPU on" in result.outputs[0]
+    # mpirun may have ended the other rank before it could say the same.
+    assert "Traceback" not in result.outputs[1] or "some ranks see a GPU" in result.outputs[1], result.report()
+
+
 def test_time_limit_kills_every_process(tmp_path: Path) -> None:
     """run_ranks itself: a hanging job is killed, ranks included, and what they had written is kept."""
     code = (

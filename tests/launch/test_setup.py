@@ -156,6 +156,46 @@ def test_gpu_choice(sandbox: Sandbox) -> None:
     assert any("HVD_CTR_CUDA=0" in call for call in calls)
 
 
+def _nvcc(sandbox: Sandbox, release: str) -> Path:
+    path = sandbox.root.parent / f"cuda-{release}" / "bin" / "nvcc"
+    return write_program(path, FAKE_NVCC.replace("12.5", release))
+
+
+@pytest.mark.parametrize("variable", ["CUDACXX", "HOROVOD_CUDA_HOME"])
+def test_horovod_refuses_the_cuda_of_another_tensorflow(sandbox: Sandbox, variable: str) -> None:
+    nvcc = _nvcc(sandbox, "13.0")
+    value = nvcc if variable == "CUDACXX" else nvcc.parents[1]
+    done = sandbox.run("setup.sh", HVD_CTR_GPU="1", **{variable: str(value)})
+    assert done.returncode == 1
+    (error,) = [line for line in done.stdout.splitlines() if line.startswith("setup: error:")]
+    assert f"HVD_CTR_GPU=1, and {nvcc} is of CUDA 13.0; Horovod for TensorFlow 2.18.1 needs CUDA 12.x" in error
+    assert "install that toolkit and set CUDACXX to its nvcc" in error
+    assert not pip_calls(sandbox.take_calls()), "it must be said before anything is downloaded"
+
+
+def test_an_nvcc_that_is_none_is_refused(sandbox: Sandbox) -> None:
+    nvcc = write_program(sandbox.bin / "nvcc", "#!/bin/bash\nexit 1\n")
+    done = sandbox.run("setup.sh", HVD_CTR_GPU="1")
+    assert done.returncode == 1
+    assert f"{nvcc} is of CUDA unknown version" in done.stdout
+
+
+def test_ops_of_another_cuda_than_horovods(sandbox: Sandbox) -> None:
+    newer, older = _nvcc(sandbox, "13.0"), _nvcc(sandbox, "12.8")
+    choice = {"HVD_CTR_GPU": "1", "CUDACXX": str(newer), "HOROVOD_CUDA_HOME": str(older.parents[1])}
+    done = sandbox.run("setup.sh", **choice)
+    assert done.returncode == 0, done.stdout
+    calls = sandbox.take_calls()
+    assert any(f"CUDACXX={newer}" in call for call in calls if call.startswith("build_ops"))
+    (build,) = [call for call in calls if call.startswith("horovod:")]
+    assert f"HOROVOD_CUDA_HOME={older.parents[1]}" in build.split()
+    (wheel,) = (Path(sandbox.environment["HVD_CTR_CACHE"]) / "wheels").iterdir()
+    assert wheel.name.endswith("gpu-cuda-12.8")
+    missing = sandbox.run("setup.sh", **{**choice, "HOROVOD_CUDA_HOME": "/opt/no"})
+    assert missing.returncode == 1
+    assert "HVD_CTR_GPU=1, and HOROVOD_CUDA_HOME=/opt/no has no bin/nvcc; point HOROVOD_CUDA_HOME at" in missing.stdout
+
+
 def test_nccl_of_the_system(sandbox: Sandbox) -> None:
     write_program(sandbox.bin / "nvcc", FAKE_NVCC)
     done = sandbox.run("setup.sh", HVD_CTR_GPU="1", HOROVOD_NCCL_HOME="/opt/nccl")

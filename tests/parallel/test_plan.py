@@ -1,8 +1,11 @@
-"""A plan's figures for any number of ranks against a run through the pipeline: bytes, hit rate, bytes between ranks."""
+"""A plan's figures for any number of ranks against a run through the pipeline: bytes, hit rate, bytes between ranks,
+memory that the ranks share.
+"""
 
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from hvd_ctr.embedding.group_plan import GroupDemand, plan_group
 from hvd_ctr.embedding.id_stream import IdCounts
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
 from hvd_ctr.layers import MixCacheEmbedding
+from hvd_ctr.ops.plan_ops import Messages, plan_shared_memory
 from hvd_ctr.training.pipeline import Inputs, Pipeline
 from tests.support.hybrid import share, unique_name
 
@@ -27,6 +31,16 @@ def _stream() -> np.ndarray:
     shares = np.cumsum(np.arange(1, _IDS + 1) ** -1.1)
     ranks = np.searchsorted(shares, generator.random(_STEPS * _GB * 2) * shares[-1])
     return generator.permutation(_IDS)[ranks].astype(np.int64).reshape(_STEPS, _GB, 2)
+
+
+def _shared_bytes() -> int:
+    """Of this rank's own shared memory; that of the others is mapped to be read only."""
+    total = 0
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:hvd_ctr" in line and line.split()[1] == "rw-s":
+            begin, end = (int(number, 16) for number in line.split()[0].split("-"))
+            total += end - begin
+    return total
 
 
 @pytest.mark.parametrize(("policy", "ram_bytes"), [("lookahead", None), ("lru", 2 << 20), ("clock", None)])
@@ -43,7 +57,7 @@ def test_a_run_does_what_was_planned(comm: Comm, policy: str, ram_bytes: int | N
         (group,) = layer.sharded.groups
         demand = GroupDemand(comm.size, _GB, _DEPTH, _STEPS, _STEPS * _GB, {"t": IdCounts.of(counts)})
         plan = plan_group(group.layout, demand, cache, host)
-        before = comm.traffic()
+        before, shared_before = comm.traffic(), _shared_bytes()
         mine = [share(comm, batch) for batch in ids]
         batches = Pipeline(
             comm,
@@ -56,7 +70,7 @@ def test_a_run_does_what_was_planned(comm: Comm, policy: str, ram_bytes: int | N
         for _, (staged,) in batches:
             rows = group.lookup(staged.prepared, staged.prefetched).rows
             group.backward(staged.prepared, staged.prefetched, tf.zeros_like(rows), tf.constant(1.0))
-        after = comm.traffic()
+        after, shared = comm.traffic(), _shared_bytes() - shared_before
         layer.sharded.flush()
         total = layer.cache_stats()["total"]
     assert plan.memory.device_bytes == total["device_bytes"]
@@ -76,3 +90,46 @@ def test_a_run_does_what_was_planned(comm: Comm, policy: str, ram_bytes: int | N
         # Owners of very frequent rows send more than others: a plan gives the mean.
         sent = comm.allgather_object(after[kind]["sent_bytes"] - before[kind]["sent_bytes"])
         assert planned == pytest.approx(np.mean(sent) / _STEPS, rel=0.02), kind
+    if comm.size > 1 and shared_before > 0:
+        planned = plan_shared_memory(comm.size, plan.messages) - plan_shared_memory(comm.size, Messages())
+        assert planned == pytest.approx(np.mean(comm.allgather_object(shared)), rel=0.1)
+
+
+@pytest.mark.parametrize("exchange", ["allgather", "allreduce"])
+def test_the_other_exchanges_share_what_was_planned(comm: Comm, exchange: str) -> None:
+    """Alike keys on all ranks, so that sizes are exact: K of each batch are all of its ids."""
+    if comm.size == 1 or not _shared_bytes():
+        pytest.skip("nothing is shared")
+    ids, dim = 4096, 16
+    features = [FeatureConfig("f", table=TableConfig("t", dim=dim, rows=ids * comm.size))]
+    layer = MixCacheEmbedding(
+        features, CacheConfig(slots=2 * ids), seed=1, name=unique_name("planned"), exchange=exchange
+    )
+    layer.build(None)
+    (group,) = layer.sharded.groups
+    plan = plan_group(
+        group.layout,
+        GroupDemand(comm.size, ids * comm.size, 0, exchange=exchange),
+        CacheConfig(slots=2 * ids),
+        HostConfig(),
+    )
+    before = _shared_bytes()
+    mine = np.arange(ids * comm.rank, ids * (comm.rank + 1), dtype=np.int64)[:, None]
+    for _ in range(3):
+        prepared = group.prepare(tf.constant(mine), None, BatchFacts(np.int64(ids), np.float64(ids)))
+        staged = group.prefetch(group.input_dist(prepared))
+        rows = group.lookup(prepared, staged).rows
+        group.backward(prepared, staged, tf.zeros_like(rows), tf.constant(1.0))
+    planned = plan_shared_memory(comm.size, plan.messages) - plan_shared_memory(comm.size, Messages())
+    assert planned == pytest.approx(_shared_bytes() - before, rel=0.05)
+
+
+def test_the_sum_of_dense_gradients_shares_what_was_planned(comm: Comm) -> None:
+    """In one phase, and with more than two ranks in two."""
+    if comm.size == 1 or not _shared_bytes():
+        pytest.skip("nothing is shared")
+    before, name, weights = _shared_bytes(), unique_name("planned_sum"), 300_000
+    for _ in range(3):
+        comm.allreduce_sum([tf.zeros([weights])], name)
+    planned = plan_shared_memory(comm.size, Messages(sums=[4 * weights])) - plan_shared_memory(comm.size, Messages())
+    assert planned == pytest.approx(_shared_bytes() - before, rel=0.02)

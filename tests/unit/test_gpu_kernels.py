@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from hvd_ctr import launcher
+from hvd_ctr import launcher, transports
 from hvd_ctr.ops import native, placement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,3 +137,43 @@ def test_the_gpu_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.use_gpu(3, 4) == "GPU 0 of 1"  # the launcher has given each process one of its own
     gpus.clear()
     assert launcher.use_gpu(0, 1) == ""
+
+
+def test_ranks_agree_on_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, none = ["a", "GPU 0 of 1", ""], ["b", "", ""]
+    assert launcher.gpu_disagreement([gpu, gpu]) == launcher.gpu_disagreement([none]) == ""
+    mixed = launcher.gpu_disagreement([gpu, ["a", "", ""], none, none])
+    assert "a GPU on a: rank(s) 0; no GPU on a: rank(s) 1; no GPU on b: rank(s) 2, 3; give every rank one" in mixed
+    many = launcher.gpu_disagreement([gpu, *[none] * 20])
+    assert "no GPU on b: rank(s) 1, 2, 3, 4, 5, 6, 7, 8 and 12 more" in many
+    assert launcher.gpu_disagreement([gpu, ["b", "", "no room"]]) == "rank 1 on b: no room"
+    # Every rank tells before any fails.
+    told: list[Any] = []
+
+    def too_many(local_rank: int, local_size: int) -> str:
+        raise RuntimeError("3 ranks were started")
+
+    def allgather(mine: Any) -> list[Any]:
+        told.append(mine)
+        return [none, mine]
+
+    monkeypatch.setattr(launcher, "use_gpu", too_many)
+    with pytest.raises(RuntimeError, match="rank 1 on .*: 3 ranks were started"):
+        launcher.use_gpus_alike(0, 3, allgather)
+    assert len(told) == 1
+    monkeypatch.setattr(launcher, "use_gpu", lambda local_rank, local_size: "GPU 1 of 2")
+    assert launcher.use_gpus_alike(1, 2, lambda mine: [mine, mine]) == "GPU 1 of 2"
+
+
+def test_ranks_agree_on_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "rows_on_gpu", lambda: True)
+
+    class WithoutNccl:
+        @staticmethod
+        def nccl_built() -> bool:
+            return False
+
+    assert transports.for_gpu(WithoutNccl, lambda mine: [mine, mine]) is None
+    differs = "rank 0 has Horovod without NCCL and an op library with CUDA, rank 1 has Horovod with NCCL"
+    with pytest.raises(RuntimeError, match=differs):
+        transports.for_gpu(WithoutNccl, lambda mine: [mine, [True, True]])

@@ -15,10 +15,11 @@ import pytest
 import tensorflow as tf
 
 from hvd_ctr import comm
+from hvd_ctr.cli.plan_findings import Machine
 from hvd_ctr.config import CacheConfig, FeatureConfig, TableConfig
 from hvd_ctr.embedding import ShardedEmbedding
 from hvd_ctr.embedding.sharded_embedding import BatchFacts
-from hvd_ctr.ops import mix_cache_ops, placement, pooling_ops
+from hvd_ctr.ops import mix_cache_ops, native, placement, plan_ops, pooling_ops
 from tests.support import trained_bits
 from tests.support.hybrid import unique_name
 
@@ -78,6 +79,44 @@ def test_the_error_of_an_owner_comes_back_from_the_gpu() -> None:
         group.lookup(prepared, prefetched)
 
 
+def test_an_op_elsewhere_than_the_rows_is_refused() -> None:
+    """It would take addresses of the GPU's memory for its own."""
+    group = _embedding().groups[0]
+    prepared = group.prepare(tf.constant([[1, 2]], tf.int64), None, _facts(1))
+    received = group.input_dist(prepared)
+    prefetched = group.prefetch(received)
+    rows = group.lookup(prepared, prefetched).rows
+    cpu = "/device:CPU:0"
+    calls = {
+        "Lookup": lambda: native.ops().hvd_ctr_lookup(handle=group.cache, ticket=prefetched.ticket),
+        "Read": lambda: native.ops().hvd_ctr_read(
+            handle=group.cache, received=received.words, received_splits=received.splits
+        ),
+        "Apply": lambda: native.ops().hvd_ctr_apply(
+            handle=group.cache, ticket=prefetched.ticket, gradients=tf.zeros_like(rows), learning_rate_scale=1.0
+        ),
+    }
+    for name, call in calls.items():
+        for run in (call, tf.function(call)):
+            with tf.device(cpu), pytest.raises(tf.errors.InvalidArgumentError) as raised:
+                run()
+            text = str(raised.value)
+            assert f"HvdCtr{name} was placed on" in text and f"{cpu}, but the rows of {group.name} are on" in text
+            assert "GPU:0, whose memory it cannot use; leave the device" in text
+    # Nothing has happened to the ticket.
+    assert int(group.backward(prepared, prefetched, tf.zeros_like(rows), tf.constant(1.0))) == 1
+
+
+def test_an_op_on_the_gpu_with_rows_on_the_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = mix_cache_ops.MixCacheSpec(name=unique_name("c"), dim=4, slots=8, tables=[TableConfig("t", dim=4)])
+    with monkeypatch.context() as patched:
+        patched.setattr(placement, "on_rows_device", lambda: tf.device("/device:CPU:0"))
+        handle = mix_cache_ops.create(spec)
+    ticket = tf.constant(1, tf.int64)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"GPU:0, but the rows of {spec.name} are on .*CPU:0"):
+        mix_cache_ops.lookup(handle, ticket, 4)
+
+
 def test_rows_are_imported_from_the_host_and_exported_to_it() -> None:
     embedding = _embedding()
     table = embedding.table_names[0]
@@ -86,6 +125,17 @@ def test_rows_are_imported_from_the_host_and_exported_to_it() -> None:
     np.testing.assert_array_equal(embedding.get_rows(table, np.array([9, 7])), rows[[2, 0]])
     (chunk,) = embedding.export_rows(table)
     np.testing.assert_array_equal(chunk.rows[np.argsort(chunk.ids)], rows)
+
+
+@pytest.mark.parametrize(("dim", "row_dtype"), [(4, "float32"), (17, "float32"), (64, "bfloat16")])
+def test_a_plan_knows_the_memory_of_the_gpu(dim: int, row_dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HVD_CTR_GPU", raising=False)
+    assert Machine.this(None).rows_on_gpu
+    spec = mix_cache_ops.MixCacheSpec(
+        name=unique_name("planned"), dim=dim, slots=64, row_dtype=row_dtype, tables=[TableConfig("t", dim=dim)]
+    )
+    _, total = mix_cache_ops.stats(mix_cache_ops.create(spec), ["t"])
+    assert plan_ops.plan_memory(spec, plan_ops.MemoryDemand([0]), on_gpu=True).device_bytes == total["device_bytes"]
 
 
 def test_training_gives_the_bits_of_the_cpu() -> None:

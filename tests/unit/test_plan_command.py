@@ -119,10 +119,14 @@ def test_budgets_of_the_host_tier(counts_file: str, tmp_path: Path) -> None:
     disk = {"kind": "disk", "path": str(tmp_path)}
     least = _findings(_config(counts_file, host={**disk, "ram_bytes": 200_000}))[field]
     assert least.fatal and "at least" in least.text
+    assert field not in _findings(_config(counts_file, host={**disk, "ram_bytes": least.value}))
     missing = _config(counts_file, host={"kind": "disk", "path": str(tmp_path / "gone"), "ram_bytes": 10**7})
     assert "is no folder" in _findings(missing)["embedding.host.path"].text
     large = _config(None, rows=10**9, host={**disk, "ram_bytes": 10**9}, cache={"slots": 10**6})
-    assert "index of" in _findings(large)[field].text
+    short = _findings(large)[field]
+    assert "index of" in short.text
+    enough = _config(None, rows=10**9, host={**disk, "ram_bytes": short.value}, cache={"slots": 10**6})
+    assert field not in _findings(enough)
     full = Machine(64 * 10**9, 60 * 10**9, 10**6)
     assert "larger disk" in _findings(large, full)["embedding.host.path"].text
 
@@ -136,6 +140,56 @@ def test_memory_of_the_machine(counts_file: str) -> None:
     # Upper bounds alone are no reason to refuse.
     bounds = _findings(_config(None, rows=10**9), little)["embedding.host.kind"]
     assert not bounds.fatal and bounds.value == "disk"
+
+
+def test_ranks_of_one_host_share_memory(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.delenv("HVD_CTR_TRANSPORT", raising=False)
+    config = _config()
+    one = plan.make_plan(config, machine=_ROOMY)
+    two = plan.make_plan(config, ranks=2, machine=_ROOMY)
+    apart = plan.make_plan(config, ranks=2, ranks_per_host=1, machine=_ROOMY)
+    assert one.memory.shared == apart.memory.shared == 0
+    # Half of the keys of 8 bytes, rows and gradients of 32, two slots each with a quarter of room; the channels' names.
+    keys = two.groups[0].traffic.local_keys
+    assert two.memory.shared == pytest.approx(2.5 * keys / 2 * (8 + 32 + 32) + 230_000, rel=0.1)
+    assert two.rank_bytes() > two.memory.shared + sum(group.memory.host_bytes for group in two.groups)
+    plan.plan_report.show(two)
+    assert "exchange with the other ranks, shared memory" in capsys.readouterr().out
+    assert plan.as_json(two)["rank_bytes"]["shared"] == two.memory.shared
+    monkeypatch.setenv("HVD_CTR_TRANSPORT", "horovod")
+    assert plan.make_plan(config, ranks=2, machine=_ROOMY).memory.shared == 0
+    monkeypatch.setenv("HVD_CTR_TRANSPORT", "pigeon")
+    with pytest.raises(ConfigError, match="HVD_CTR_TRANSPORT must be one of auto"):
+        plan.make_plan(config, ranks=2, machine=_ROOMY)
+
+
+def test_gpu_memory_is_told_apart(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    config = _config(cache={"slots": 1_000_000})
+    monkeypatch.setenv("HVD_CTR_GPU", "0")
+    here = plan.make_plan(config, ranks=2)
+    monkeypatch.setenv("HVD_CTR_GPU", "1")
+    there = plan.make_plan(config, ranks=2)
+    assert here.gpu_bytes() == 0 and there.gpu_bytes() > 64e6
+    # A row and its state: 16 floats.
+    assert there.groups[0].memory.device_bytes == 64e6
+    device = sum(group.memory.device_bytes for group in here.groups)
+    assert there.rank_bytes() < here.rank_bytes() - device
+    # Keys alone go over shared memory; what is on GPUs goes over NCCL.
+    assert 0 < there.memory.shared < here.memory.shared
+    plan.plan_report.show(there)
+    printed = capsys.readouterr().out
+    assert "cached rows on GPUs" in printed and "GPU memory of one rank" in printed and "GPU, rank" in printed
+    plan.plan_report.show(here)
+    printed = capsys.readouterr().out
+    assert "cached rows in RAM" in printed and "GPU" not in printed
+    figures = plan.as_json(there)
+    assert figures["rank_bytes"]["total_gpu"] == there.gpu_bytes() and figures["machine"]["rows_on_gpu"]
+    little = Machine(2 * 10**9, 10**8, None, rows_on_gpu=True)
+    (short,) = (f for f in plan.make_plan(config, machine=little).findings if "are available" in f.text)
+    assert "use more machines" in short.text and "slots" not in short.field
+    monkeypatch.setenv("HVD_CTR_GPU", "yes")
+    with pytest.raises(ConfigError, match="HVD_CTR_GPU is 'yes', allowed: 0, 1"):
+        plan.make_plan(config)
 
 
 def test_arguments_and_counts_that_cannot_be_used(counts_file: str, tmp_path: Path) -> None:

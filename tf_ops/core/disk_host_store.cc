@@ -39,35 +39,34 @@ class DiskHostStore final : public CatalogHostStore {
 
   /// Call once, before anything else.
   Status Allocate(bool use_uring) {
+    const int64_t least = LeastBudget(record_bytes_, file_->block_bytes(), catalog_.tables());
+    if (limit_ < least) {
+      return MakeStatus(StatusCode::kInvalidArgument, owner_, ": embedding.host.ram_bytes is ", limit_, "; records of ",
+                        record_bytes_, " bytes on disk in ", catalog_.tables(), " tables need at least ", least,
+                        ", and each row takes up to 34 bytes of it");
+    }
     const auto failed = [this](const Status& status) { return MakeStatus(status.code(), owner_, ": ", status.message()); };
     reads_.reserve(static_cast<size_t>(kSlice));
     if (const Status status = log_.Allocate(); !status.ok()) return failed(status);
-    if (const Status status = reader_.Allocate(use_uring); !status.ok()) return failed(status);
-    const int64_t least = LeastBytes(HeldBytes(), cache_.chunk_bytes());
-    if (limit_ < least) {
-      return MakeStatus(StatusCode::kInvalidArgument, owner_, ": embedding.host.ram_bytes is ", limit_, "; records of ",
-                        record_bytes_, " bytes on disk need at least ", least, ", and each row takes up to 34 bytes of it");
-    }
-    return Status::Ok();
+    const Status status = reader_.Allocate(use_uring);
+    return status.ok() ? status : failed(status);
   }
 
   static HostStorePlan Plan(const HostStoreSpec& spec, const HostOptions& host, Span<const int64_t> rows, int64_t appended) {
     const int64_t record_bytes = spec.record_floats * static_cast<int64_t>(sizeof(float));
     const int64_t part_bytes = PartBytes(host.ram_bytes);
-    RecordCache cache(record_bytes, part_bytes, host.ram_bytes);
+    const RecordCache cache(record_bytes, part_bytes, host.ram_bytes);
     const SegmentLog log(nullptr, record_bytes, part_bytes);
-    // 512: the usual block of direct access; it matters for records near the size of a buffer only.
-    const BatchReader reader(record_bytes, 512, part_bytes);
     int64_t total = 0;
     for (const int64_t count : rows) total += count;
     HostStorePlan plan;
-    plan.index_bytes = RowCatalog::PlannedBytes(rows, kExtentBits) +
-                       ChunkedArray<uint32_t>::PlannedBytes(RowCatalog::PlannedRowLimit(rows, kExtentBits));
-    plan.buffer_bytes = log.planned_bytes() + reader.planned_bytes() + kSlice * static_cast<int64_t>(sizeof(RecordRead));
+    plan.index_bytes = IndexBytes(rows);
+    plan.buffer_bytes = BufferBytes(record_bytes, part_bytes, kUsualBlockBytes);
     plan.record_bytes = cache.allocated_bytes();
-    const std::vector<int64_t> none(static_cast<size_t>(rows.size()), 0);
-    plan.least_ram_bytes =
-        LeastBytes(plan.record_bytes + plan.buffer_bytes + RowCatalog::PlannedBytes(none, kExtentBits), cache.chunk_bytes());
+    plan.least_ram_bytes = LeastBudget(record_bytes, kUsualBlockBytes, static_cast<int32_t>(rows.size()));
+    // The index grows by a shard at a time.
+    const int64_t grown = plan.index_bytes + plan.index_bytes / RowCatalog::kShards;
+    plan.needed_ram_bytes = std::max(plan.least_ram_bytes, LeastBudget(record_bytes, kUsualBlockBytes, grown, 1));
     const int64_t left = host.ram_bytes - plan.index_bytes - plan.buffer_bytes - plan.record_bytes;
     const int64_t wanted = (total + cache.chunk_slots() - 1) / cache.chunk_slots();
     const int64_t chunks = std::min(wanted, std::max<int64_t>(1, left / cache.chunk_bytes()));
@@ -146,11 +145,42 @@ class DiskHostStore final : public CatalogHostStore {
   static constexpr int64_t kSlice = 4096;  // Rows read at a time; bounds the scratch memory.
   static constexpr uint32_t kInRam = SegmentLog::kMostPlaces;
   static constexpr uint32_t kNowhere = 0xffffffffu;  // The place of a removed row; no other row can have it.
-  static constexpr int64_t kFirstRowsBytes =
-      (int64_t{256} * 16 * 8) + ChunkedArray<int64_t>::kChunkBytes + 2 * ChunkedArray<uint32_t>::kChunkBytes + 4096;
+  static constexpr int64_t kUsualBlockBytes = 512;   // Of direct access; matters for records near the size of a buffer only.
+  static constexpr int64_t kFirstShardsBytes = (int64_t{256} * 16 * 8) + 4096;
 
-  // Index and ids of the first rows, one chunk of the cache, and room for one more while the index grows.
-  static int64_t LeastBytes(int64_t held, int64_t chunk_bytes) { return held + 2 * chunk_bytes + kFirstRowsBytes + kSpareBytes; }
+  // Of log, reader and what is queued to be read.
+  static int64_t BufferBytes(int64_t record_bytes, int64_t part_bytes, int64_t block_bytes) {
+    const SegmentLog log(nullptr, record_bytes, part_bytes);
+    const BatchReader reader(record_bytes, block_bytes, part_bytes);
+    return log.planned_bytes() + reader.planned_bytes() + kSlice * static_cast<int64_t>(sizeof(RecordRead));
+  }
+
+  // Index, ids and places of these rows.
+  static int64_t IndexBytes(Span<const int64_t> rows) {
+    return RowCatalog::PlannedBytes(rows, kExtentBits) +
+           ChunkedArray<uint32_t>::PlannedBytes(RowCatalog::PlannedRowLimit(rows, kExtentBits));
+  }
+
+  // The smallest budget with which any larger one does, too, for an index of that size and as many chunks of the cache. Buffers
+  // and chunks are parts of the budget and grow in steps, so a budget may do that is smaller than one that does not.
+  static int64_t LeastBudget(int64_t record_bytes, int64_t block_bytes, int64_t index_bytes, int64_t chunks) {
+    const auto needed = [&](int64_t budget) {
+      const RecordCache cache(record_bytes, PartBytes(budget), budget);
+      return BufferBytes(record_bytes, PartBytes(budget), block_bytes) + index_bytes + cache.allocated_bytes() +
+             chunks * cache.chunk_bytes() + kSpareBytes;
+    };
+    int64_t budget = 32 * kMostPartBytes;
+    while (needed(budget) > budget) budget *= 2;
+    // No budget from the new one to the old one needs more than the new one.
+    for (int64_t less = needed(budget); less < budget; less = needed(budget)) budget = less;
+    return budget;
+  }
+
+  // For the first rows of every table, one chunk of the cache, and room for one more while the index grows.
+  static int64_t LeastBudget(int64_t record_bytes, int64_t block_bytes, int32_t tables) {
+    const std::vector<int64_t> first(static_cast<size_t>(tables), 1);
+    return LeastBudget(record_bytes, block_bytes, kFirstShardsBytes + IndexBytes(first), 2);
+  }
 
   int64_t HeldBytes() const override {
     return catalog_.allocated_bytes() + places_.allocated_bytes() + cache_.allocated_bytes() + log_.allocated_bytes() +

@@ -63,13 +63,14 @@ struct HostStoreSpec {
 
 /// Bytes of one store, planned.
 struct HostStorePlan {
-  int64_t record_bytes = 0;     ///< RAM for records: the arena, or the second-level cache of a store on disk.
-  int64_t index_bytes = 0;      ///< RAM for the index.
-  int64_t buffer_bytes = 0;     ///< RAM for buffers, whatever the rows.
-  int64_t cached_rows = 0;      ///< Records that the second-level cache holds; all rows for a store in RAM.
-  int64_t disk_bytes = 0;       ///< The file.
-  int64_t disk_row_bytes = 0;   ///< Of which one record takes.
-  int64_t least_ram_bytes = 0;  ///< ram_bytes below this do not do, for the buffers and a first chunk of rows (disk).
+  int64_t record_bytes = 0;      ///< RAM for records: the arena, or the second-level cache of a store on disk.
+  int64_t index_bytes = 0;       ///< RAM for the index.
+  int64_t buffer_bytes = 0;      ///< RAM for buffers, whatever the rows.
+  int64_t cached_rows = 0;       ///< Records that the second-level cache holds; all rows for a store in RAM.
+  int64_t disk_bytes = 0;        ///< The file.
+  int64_t disk_row_bytes = 0;    ///< Of which one record takes.
+  int64_t least_ram_bytes = 0;   ///< ram_bytes below this are refused: buffers, first rows of each table (disk).
+  int64_t needed_ram_bytes = 0;  ///< ram_bytes below this do not do for these rows.
 };
 
 /// What a store takes that holds rows[t] rows of table t: HostStore::allocated_bytes and DiskStats::bytes, expected over the

@@ -30,8 +30,8 @@ int64_t TicketBytes(int64_t received, int64_t unique) {
   return slots + tables + Resized(received) * static_cast<int64_t>(sizeof(int32_t) + sizeof(Slot));
 }
 
-// MixCacheImpl::ScratchBytes, sums_bytes_ and announce_bytes_. kMoveRows records are staged at a time.
-int64_t ScratchBytes(const MixCacheOptions& options, const MemoryDemand& demand, int64_t record_floats, int64_t move_rows) {
+// MixCacheImpl::ScratchBytes and announce_bytes_. kMoveRows records are staged at a time.
+int64_t ScratchBytes(const MemoryDemand& demand, int64_t record_floats, int64_t move_rows) {
   int64_t bytes = MergedBytes(demand.received, demand.unique) + RequestMerge::PlannedBytes(demand.received, demand.read);
   bytes += Resized(demand.unique) * static_cast<int64_t>(sizeof(Slot));         // CachePlan::slots
   bytes += Doubled(demand.unique) * static_cast<int64_t>(sizeof(int32_t));      // CachePlan::loads: all keys of the first batch
@@ -42,7 +42,6 @@ int64_t ScratchBytes(const MixCacheOptions& options, const MemoryDemand& demand,
   bytes += demand.unique;                                                                             // found_
   bytes += std::min(demand.unique, move_rows) * static_cast<int64_t>(sizeof(Slot));                   // part_slots_
   bytes += std::min(demand.unique, move_rows) * record_floats * static_cast<int64_t>(sizeof(float));  // staging_
-  bytes += Resized(demand.unique) * options.dim * static_cast<int64_t>(sizeof(float));                // sums
   if (demand.read > 0) {
     bytes += demand.read * static_cast<int64_t>(sizeof(Key) + sizeof(uint64_t) + sizeof(int32_t));
   }
@@ -66,6 +65,7 @@ MemoryPlan PlanMemory(const MixCacheOptions& options, const MemoryDemand& demand
   plan.disk_bytes = store.disk_bytes;
   plan.disk_row_bytes = store.disk_row_bytes;
   plan.least_ram_bytes = store.least_ram_bytes;
+  plan.needed_ram_bytes = store.needed_ram_bytes;
   plan.record_floats = spec.record_floats;
 
   PolicyDemand policy;
@@ -75,8 +75,9 @@ MemoryPlan PlanMemory(const MixCacheOptions& options, const MemoryDemand& demand
   const auto marks = static_cast<int64_t>(demand.evictions > 0 ? sizeof(uint32_t) : 0);
   plan.slot_bytes = SlotDirectory::PlannedBytes(options.slots) + PlanPolicyBytes(options.policy, options.slots, policy) +
                     options.slots * (static_cast<int64_t>(sizeof(int32_t) + sizeof(uint8_t)) + marks);
-  plan.batch_bytes = ScratchBytes(options, demand, spec.record_floats, MixCacheImpl::kMoveRows) +
+  plan.batch_bytes = ScratchBytes(demand, spec.record_floats, MixCacheImpl::kMoveRows) +
                      demand.tickets * TicketBytes(demand.received, demand.unique);
+  plan.sum_bytes = Resized(demand.unique) * options.dim * static_cast<int64_t>(sizeof(float));
   return plan;
 }
 

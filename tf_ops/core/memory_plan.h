@@ -2,10 +2,10 @@
 // batch. Each part's growth rule stands beside the part (PlannedBytes, PlanHostStore, PlanPolicyBytes); here they are summed up.
 //
 //   MemoryPlan plan = PlanMemory(options, demand);
-//   plan.host_bytes()                                  // MixCacheStats::host_bytes
+//   plan.host_bytes()                                  // MixCacheStats::host_bytes, with a backend whose memory is the host's
 //
-// Invariant: nothing is allocated that grows with rows or slots. Device bytes are the backend's (LayOutCpuRecords) and not
-// planned here.
+// Invariant: nothing is allocated that grows with rows or slots. Device bytes are the backend's (LayOutCpuRecords,
+// MakeRecordLayout) and not planned here.
 #ifndef HVD_CTR_CORE_MEMORY_PLAN_H_
 #define HVD_CTR_CORE_MEMORY_PLAN_H_
 
@@ -32,18 +32,20 @@ struct MemoryDemand {
 
 /// Bytes. The fields are handed out in this order (HvdCtrPlanMemory).
 struct MemoryPlan {
-  int64_t record_bytes = 0;     ///< Rows and state in the host tier's RAM.
-  int64_t index_bytes = 0;      ///< The host tier's index.
-  int64_t buffer_bytes = 0;     ///< The host tier's buffers.
-  int64_t slot_bytes = 0;       ///< Directory of slots, policy, pins and marks.
-  int64_t batch_bytes = 0;      ///< Keys, plans, tickets and sums of the batches in flight.
-  int64_t cached_rows = 0;      ///< Rows, not bytes: in the host tier's RAM.
-  int64_t disk_bytes = 0;       ///< The file of rows.
-  int64_t disk_row_bytes = 0;   ///< Of which one record takes.
-  int64_t least_ram_bytes = 0;  ///< HostStorePlan::least_ram_bytes.
-  int64_t record_floats = 0;    ///< Floats, not bytes: row and state of one record.
+  int64_t record_bytes = 0;      ///< Rows and state in the host tier's RAM.
+  int64_t index_bytes = 0;       ///< The host tier's index.
+  int64_t buffer_bytes = 0;      ///< The host tier's buffers.
+  int64_t slot_bytes = 0;        ///< Directory of slots, policy, pins and marks.
+  int64_t batch_bytes = 0;       ///< Keys, plans and tickets of the batches in flight.
+  int64_t sum_bytes = 0;         ///< Sums of a batch's gradients, in the backend's memory (DeviceBackend::Workspace).
+  int64_t cached_rows = 0;       ///< Rows, not bytes: in the host tier's RAM.
+  int64_t disk_bytes = 0;        ///< The file of rows.
+  int64_t disk_row_bytes = 0;    ///< Of which one record takes.
+  int64_t least_ram_bytes = 0;   ///< HostStorePlan::least_ram_bytes.
+  int64_t needed_ram_bytes = 0;  ///< HostStorePlan::needed_ram_bytes.
+  int64_t record_floats = 0;     ///< Floats, not bytes: row and state of one record.
 
-  int64_t host_bytes() const { return record_bytes + index_bytes + buffer_bytes + slot_bytes + batch_bytes; }
+  int64_t host_bytes() const { return record_bytes + index_bytes + buffer_bytes + slot_bytes + batch_bytes + sum_bytes; }
 };
 
 MemoryPlan PlanMemory(const MixCacheOptions& options, const MemoryDemand& demand);

@@ -103,6 +103,8 @@ class RamHostStore final : public CatalogHostStore {
     plan.record_bytes = arena.PlannedBytes(RowCatalog::PlannedRowLimit(rows, extent_bits));
     plan.index_bytes = RowCatalog::PlannedBytes(rows, extent_bits);
     plan.buffer_bytes = kSlice * static_cast<int64_t>(sizeof(uint32_t));
+    // The index grows by a shard at a time.
+    plan.needed_ram_bytes = plan.record_bytes + plan.buffer_bytes + plan.index_bytes + plan.index_bytes / RowCatalog::kShards;
     for (const int64_t count : rows) plan.cached_rows += count;
     return plan;
   }

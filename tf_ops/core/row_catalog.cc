@@ -199,9 +199,9 @@ int64_t RowCatalog::PlannedRowLimit(Span<const int64_t> rows, int extent_bits) {
 int64_t RowCatalog::PlannedBytes(Span<const int64_t> rows, int extent_bits) {
   int64_t total = 0;
   for (const int64_t count : rows) total += count;
-  constexpr double kShards = double{int64_t{1} << kShardBits};
-  const double mean = static_cast<double>(total) / kShards;
-  const double spread = std::sqrt(mean * (1 - 1 / kShards)) + 1e-9;
+  constexpr double kParts = double{kShards};
+  const double mean = static_cast<double>(total) / kParts;
+  const double spread = std::sqrt(mean * (1 - 1 / kParts)) + 1e-9;
   // Share of the shards with more than `size` rows: binomial, taken as normal.
   const auto above = [mean, spread](double size) { return 0.5 * std::erfc((size + 0.5 - mean) / (spread * std::sqrt(2.0))); };
   double entries = total > 0 ? kFirstEntries * above(0) : 0.0;
@@ -209,7 +209,7 @@ int64_t RowCatalog::PlannedBytes(Span<const int64_t> rows, int extent_bits) {
   for (double size = kFirstEntries; 0.75 * size < mean + 8 * spread; size *= 2) entries += size * above(0.75 * size);
   const int64_t limit = PlannedRowLimit(rows, extent_bits);
   const int64_t extents = limit >> extent_bits;
-  return static_cast<int64_t>(kShards * entries * sizeof(Entry)) + ChunkedArray<int64_t>::PlannedBytes(limit) +
+  return static_cast<int64_t>(kParts * entries * sizeof(Entry)) + ChunkedArray<int64_t>::PlannedBytes(limit) +
          ChunkedArray<int32_t>::PlannedBytes(extents) + ListBytes(extents, rows.size());
 }
 

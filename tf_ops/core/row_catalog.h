@@ -31,6 +31,8 @@ class RowCatalog {
  public:
   static constexpr uint32_t kNoRow = 0xffffffffu;
   static constexpr int64_t kBlock = 32;
+  /// Parts of the index, which grow one at a time.
+  static constexpr int64_t kShards = 256;
 
   /// Answers for up to kBlock keys.
   struct Block {
@@ -78,6 +80,7 @@ class RowCatalog {
 
  private:
   static constexpr int kShardBits = 8;
+  static_assert(int64_t{1} << kShardBits == kShards);
   static constexpr int kShardShift = 64 - kShardBits;
   static constexpr uint64_t kFirstEntries = 16;
   static constexpr int64_t kDequeBytes = 640;  // Of an empty std::deque; a block of it holds 512 bytes.

@@ -11,6 +11,8 @@ constexpr int64_t kBlock = 2048;  // Elements added at a time: the sums stay in 
 
 int64_t TypeBytes(SharedType type) { return type == SharedType::kFloat64 || type == SharedType::kInt64 ? 8 : 4; }
 
+bool InTwoPhases(int32_t ranks, int64_t bytes) { return ranks > 2 && bytes >= kTwoPhaseBytes; }
+
 int64_t TotalElements(Span<const SharedAddend> addends) {
   int64_t total = 0;
   for (const SharedAddend& addend : addends) total += addend.elements;
@@ -119,7 +121,13 @@ Status PostAllReduce(SharedChannel* channel, SharedType type, Span<const SharedA
 }
 
 bool ReducesInTwoPhases(const SharedChannel& channel, SharedType type, Span<const SharedAddend> addends) {
-  return channel.size() > 2 && TotalElements(addends) * TypeBytes(type) >= kTwoPhaseBytes;
+  return InTwoPhases(channel.size(), TotalElements(addends) * TypeBytes(type));
+}
+
+int64_t PlannedAllReduceBytes(int32_t ranks, int64_t bytes) {
+  // The two messages of two phases take turns, so each has a slot of its own.
+  const int64_t second = InTwoPhases(ranks, bytes) ? (bytes + ranks - 1) / ranks : bytes;
+  return SharedChannel::PlannedSlotBytes(ranks, bytes) + SharedChannel::PlannedSlotBytes(ranks, second);
 }
 
 Status FinishAllReduce(SharedChannel* channel, SharedType type, Span<const SharedAddend> addends, std::vector<char>* scratch) {

@@ -32,6 +32,8 @@ Status PostAllReduce(SharedChannel* channel, SharedType type, Span<const SharedA
 /// Whether FinishAllReduce waits for a second message, so that it belongs on the channel's own thread: with more than two ranks,
 /// large sums are shared out over the ranks.
 bool ReducesInTwoPhases(const SharedChannel& channel, SharedType type, Span<const SharedAddend> addends);
+/// Memory of the slots of a channel for allreduces of addends of `bytes` in all, after two of them.
+int64_t PlannedAllReduceBytes(int32_t ranks, int64_t bytes);
 /// After all ranks have posted: the sums. `scratch` is kept by the caller for its memory.
 Status FinishAllReduce(SharedChannel* channel, SharedType type, Span<const SharedAddend> addends, std::vector<char>* scratch);
 

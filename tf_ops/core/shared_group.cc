@@ -35,6 +35,9 @@ int64_t DataOffset(int32_t ranks) {
   return (static_cast<int64_t>(sizeof(Header)) + ranks * static_cast<int64_t>(sizeof(int64_t)) + kLine - 1) / kLine * kLine;
 }
 
+// A quarter more than the message, so that messages of alike size do not grow the slot again and again.
+int64_t SlotBytes(int64_t message_bytes) { return message_bytes + message_bytes / 4; }
+
 void CopyName(const std::string& name, char* to) {
   std::memset(to, 0, kNameBytes);
   std::memcpy(to, name.data(), std::min<size_t>(name.size(), kNameBytes - 1));
@@ -109,6 +112,8 @@ Status SharedGroup::Connect(Span<const SharedAddress> addresses) {
   return Status::Ok();
 }
 
+int64_t SharedGroup::PlannedBytes() { return SharedRegion::PlannedBytes(sizeof(Control)); }
+
 Result<SharedChannel*> SharedGroup::Channel(const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::unique_ptr<SharedChannel>& channel = channels_[name];
@@ -144,6 +149,10 @@ SharedChannel::~SharedChannel() {
   if (thread_.joinable()) thread_.join();
 }
 
+int64_t SharedChannel::PlannedSlotBytes(int32_t ranks, int64_t message_bytes) {
+  return SharedRegion::PlannedBytes(SlotBytes(DataOffset(ranks) + message_bytes));
+}
+
 int32_t SharedChannel::rank() const { return group_->rank_; }
 int32_t SharedChannel::size() const { return group_->size_; }
 
@@ -177,8 +186,7 @@ Status SharedChannel::Post(const SharedMessage& message) {
   SharedRegion& slot = slots_[number % 2];
   int64_t bytes = DataOffset(size());
   for (const SharedMessage::Piece& piece : message.pieces) bytes += piece.bytes;
-  // A quarter more, so that batches of alike size do not grow it again and again.
-  if (bytes > slot.bytes()) HVD_CTR_RETURN_IF_ERROR(slot.Reserve(bytes + bytes / 4));
+  if (bytes > slot.bytes()) HVD_CTR_RETURN_IF_ERROR(slot.Reserve(SlotBytes(bytes)));
   auto* header = reinterpret_cast<Header*>(slot.data());
   header->number = number;
   header->operation = message.operation;

@@ -95,6 +95,8 @@ class SharedChannel {
   int32_t rank() const;
   int32_t size() const;
   const std::string& name() const { return name_; }
+  /// Memory of one of the channel's two slots, where all messages of that slot have `message_bytes` in their pieces.
+  static int64_t PlannedSlotBytes(int32_t ranks, int64_t message_bytes);
 
  private:
   friend class SharedGroup;
@@ -138,6 +140,8 @@ class SharedGroup {
   Status Connect(Span<const SharedAddress> addresses);
   /// The channel of that name, made at first use. Any thread may call.
   Result<SharedChannel*> Channel(const std::string& name);
+  /// Memory that it takes beside the slots of its channels.
+  static int64_t PlannedBytes();
 
  private:
   friend class SharedChannel;

@@ -39,10 +39,12 @@ void SharedRegion::Free() {
   bytes_ = 0;
 }
 
+int64_t SharedRegion::PlannedBytes(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
 Status SharedRegion::Reserve(int64_t bytes) {
   if (data_ != nullptr && bytes <= bytes_) return Status::Ok();
   Free();
-  const int64_t wanted = (bytes + kPage - 1) / kPage * kPage;
+  const int64_t wanted = PlannedBytes(bytes);
   const int64_t offset = file_->end_.fetch_add(wanted);
   const int failed = posix_fallocate(file_->fd_, offset, wanted);
   if (failed != 0) {

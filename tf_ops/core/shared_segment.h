@@ -47,6 +47,8 @@ class SharedRegion {
   char* data() const { return data_; }
   int64_t offset() const { return offset_; }
   int64_t bytes() const { return bytes_; }
+  /// bytes() after Reserve(bytes).
+  static int64_t PlannedBytes(int64_t bytes);
 
  private:
   void Free();

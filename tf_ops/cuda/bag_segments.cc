@@ -27,7 +27,7 @@ void SortByVirtualId(const Bags& bags, int64_t unique, const BagSegments& segmen
     for (int64_t p = bags.begin(i); p < bags.end(i); ++p) {
       if (ids[p] < 0) continue;
       const int32_t entry = starts[int64_t{ids[p]} + 1]++;
-      segments.bags[entry] = static_cast<int32_t>(i);
+      if (segments.bags != nullptr) segments.bags[entry] = static_cast<int32_t>(i);
       if (segments.positions != nullptr) segments.positions[entry] = static_cast<int32_t>(p);
     }
   }

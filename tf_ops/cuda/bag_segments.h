@@ -12,9 +12,10 @@ namespace hvd_ctr {
 
 /// Room of the caller for the result of SortByVirtualId.
 struct BagSegments {
-  int32_t* starts = nullptr;     ///< (U + 1): entries starts[v] .. starts[v + 1] - 1 belong to id v.
-  int32_t* bags = nullptr;       ///< (N) bag of each entry; positions of dropped ids have none, so the last are not written.
-  int32_t* positions = nullptr;  ///< (N) position of each entry, or null where it is not wanted.
+  int32_t* starts = nullptr;  ///< (U + 1): entries starts[v] .. starts[v + 1] - 1 belong to id v.
+  int32_t* bags = nullptr;    ///< (N) bag of each entry, or null where it is not wanted. Dropped ids have no entry, so the last
+                              ///< are not written.
+  int32_t* positions = nullptr;  ///< (N) position of each entry, or null.
 };
 
 /// INVALID_ARGUMENT where ids or bags are too many for their int32 numbers.

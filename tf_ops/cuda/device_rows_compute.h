@@ -72,7 +72,7 @@ Status DeviceRows<Runtime>::SegmentSum(const float* gradients, Span<const int32_
   const int32_t dim = arena_.layout.dim;
   StagingParts parts;
   const int64_t at_positions = parts.Add(inverse.size() * static_cast<int64_t>(sizeof(int32_t)));
-  const int64_t at_starts = parts.Add((unique + 2) * static_cast<int64_t>(sizeof(int32_t)));
+  const int64_t at_starts = parts.Add((unique + 1) * static_cast<int64_t>(sizeof(int32_t)));
   const bool identity = IsIdentity(inverse, unique);
   SegmentOrder order = SegmentOrder::kIdentity;
   return Compute(

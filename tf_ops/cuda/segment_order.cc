@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tf_ops/cuda/bag_segments.h"
+
 namespace hvd_ctr {
 namespace {
 
@@ -30,15 +32,9 @@ SegmentOrder MakeSegmentOrder(Span<const int32_t> inverse, int64_t unique, int32
   if (IsIdentity(inverse, unique)) return SegmentOrder::kIdentity;
   const int64_t used = inverse.size() - std::count_if(inverse.begin(), inverse.end(), [](int32_t k) { return k < 0; });
   if (used == unique && MakeSingles(inverse, unique, positions)) return SegmentOrder::kSingles;
-  // Two places further on than it belongs stands how many positions a segment has, then one further where its next one goes.
-  std::fill(starts, starts + unique + 2, 0);
-  for (const int32_t k : inverse) {
-    if (k >= 0) ++starts[k + 2];
-  }
-  for (int64_t k = 2; k < unique + 2; ++k) starts[k] += starts[k - 1];
-  for (int64_t i = 0; i < inverse.size(); ++i) {
-    if (inverse[i] >= 0) positions[starts[inverse[i] + 1]++] = static_cast<int32_t>(i);
-  }
+  Bags bags;  // Of one id each.
+  bags.virtual_ids = inverse;
+  SortByVirtualId(bags, unique, {starts, nullptr, positions});
   return SegmentOrder::kSegments;
 }
 

@@ -116,8 +116,8 @@ class MixCacheOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, ToTensorFlow(cache.status()));
     Tensor* handle = nullptr;
     OP_REQUIRES_OK(ctx, ctx->allocate_output(0, TensorShape({}), &handle));
-    handle->scalar<tensorflow::ResourceHandle>()() =
-        tensorflow::ResourceHandle::MakeRefCountingHandle(new MixCacheResource(std::move(cache.value())), HostNameOf(ctx));
+    handle->scalar<tensorflow::ResourceHandle>()() = tensorflow::ResourceHandle::MakeRefCountingHandle(
+        new MixCacheResource(std::move(cache.value()), RowsPlaceOf(ctx)), HostNameOf(ctx));
   }
 
  private:

@@ -169,11 +169,11 @@ class EndAnnouncementsOp final : public CacheOp {
   void Run(OpKernelContext* /*ctx*/, MixCacheResource* resource) override { resource->cache()->EndAnnouncements(); }
 };
 
-class LookupOp final : public CacheOp {
+class LookupOp final : public CacheRowsOp {
  public:
-  using CacheOp::CacheOp;
+  using CacheRowsOp::CacheRowsOp;
 
-  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
+  void RunWithRows(OpKernelContext* ctx, MixCacheResource* resource) override {
     const int64_t ticket = ctx->input(1).scalar<int64_t>()();
     const int32_t dim = resource->options().dim;
     FailedPrefetch failure;
@@ -189,11 +189,11 @@ class LookupOp final : public CacheOp {
   }
 };
 
-class ReadOp final : public CacheOp {
+class ReadOp final : public CacheRowsOp {
  public:
-  using CacheOp::CacheOp;
+  using CacheRowsOp::CacheRowsOp;
 
-  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
+  void RunWithRows(OpKernelContext* ctx, MixCacheResource* resource) override {
     ReceivedKeys received;
     OP_REQUIRES_OK(ctx, ToTensorFlow(Receive(ctx, resource->options(), &received)));
     resource->CountSkippedInRead(received);
@@ -244,11 +244,11 @@ class CheckRowsOp final : public OpKernel {
   }
 };
 
-class ApplyOp final : public CacheOp {
+class ApplyOp final : public CacheRowsOp {
  public:
-  using CacheOp::CacheOp;
+  using CacheRowsOp::CacheRowsOp;
 
-  void Run(OpKernelContext* ctx, MixCacheResource* resource) override {
+  void RunWithRows(OpKernelContext* ctx, MixCacheResource* resource) override {
     const int64_t ticket = ctx->input(1).scalar<int64_t>()();
     const Tensor& gradients = ctx->input(2);
     OP_REQUIRES_OK(ctx, ToTensorFlow(CheckShape(resource, ticket, gradients.shape())));

@@ -32,6 +32,11 @@ bool CudaOnCpuIsAskedFor() {
 
 bool IsOnGpu(const OpKernelContext* ctx) { return ctx->device()->attributes().device_type() == tensorflow::DEVICE_GPU; }
 
+/// Without a copy: kernels ask at every call.
+int GpuOf(const OpKernelContext* ctx) {
+  return IsOnGpu(ctx) ? static_cast<const tensorflow::Device*>(ctx->device())->parsed_name().id : -1;
+}
+
 tensorflow::Device* DeviceOf(OpKernelContext* ctx) { return static_cast<tensorflow::Device*>(ctx->device()); }
 
 }  // namespace
@@ -72,6 +77,16 @@ Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(OpKernelContext* ctx) {
       break;
   }
   return MakeCpuBackend();
+}
+
+RowsPlace RowsPlaceOf(const OpKernelContext* ctx) { return RowsPlace{ctx->device()->name(), GpuOf(ctx)}; }
+
+Status CheckRowsPlace(const OpKernelContext* ctx, const RowsPlace& place, const std::string& owner) {
+  if (GpuOf(ctx) == place.gpu) return Status::Ok();
+  return MakeStatus(StatusCode::kInvalidArgument, ctx->op_kernel().type_string(), " was placed on ", ctx->device()->name(),
+                    ", but the rows of ", owner, " are on ", place.device,
+                    ", whose memory it cannot use; leave the device of this op to hvd_ctr (no tf.device around it), or make the "
+                    "cache on the other device");
 }
 
 std::string HostNameOf(const OpKernelContext* ctx) {

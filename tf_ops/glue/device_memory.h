@@ -36,6 +36,16 @@ RowCode RowCodeOf(const tensorflow::OpKernelContext* ctx);
 /// The device tier on the device of the kernel. INVALID_ARGUMENT for another value of HVD_CTR_BACKEND, or kCudaOnCpu on a GPU.
 Result<std::unique_ptr<DeviceBackend>> MakeDeviceBackend(tensorflow::OpKernelContext* ctx);
 
+/// Whose memory a kernel's rows are in.
+struct RowsPlace {
+  std::string device;  ///< Full name of the kernel's device.
+  int gpu = -1;        ///< Its number as TensorFlow counts GPUs; -1: host memory, which all CPUs share.
+};
+RowsPlace RowsPlaceOf(const tensorflow::OpKernelContext* ctx);
+
+/// INVALID_ARGUMENT where the kernel's rows are not in the memory of `place`; `owner` names what is there.
+Status CheckRowsPlace(const tensorflow::OpKernelContext* ctx, const RowsPlace& place, const std::string& owner);
+
 /// Full name of the CPU of the kernel's task: what belongs to the host is there, whatever device the kernel is on.
 std::string HostNameOf(const tensorflow::OpKernelContext* ctx);
 

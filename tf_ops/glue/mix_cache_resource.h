@@ -24,6 +24,7 @@
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/platform/refcount.h"
 #include "tf_ops/core/mix_cache.h"
+#include "tf_ops/glue/device_memory.h"
 
 namespace hvd_ctr {
 
@@ -35,10 +36,12 @@ struct FailedPrefetch {
 
 class MixCacheResource final : public tensorflow::ResourceBase {
  public:
-  explicit MixCacheResource(std::unique_ptr<MixCache> cache)
-      : cache_(std::move(cache)), skipped_in_reads_(cache_->options().tables.size(), 0) {}
+  /// place: of the backend's rows.
+  MixCacheResource(std::unique_ptr<MixCache> cache, RowsPlace place)
+      : cache_(std::move(cache)), place_(std::move(place)), skipped_in_reads_(cache_->options().tables.size(), 0) {}
 
   MixCache* cache() { return cache_.get(); }
+  const RowsPlace& place() const { return place_; }
   const MixCacheOptions& options() const { return cache_->options(); }
 
   /// MixCache::Prefetch; a failure becomes a negative ticket.
@@ -62,6 +65,7 @@ class MixCacheResource final : public tensorflow::ResourceBase {
   bool ForgetFailure(int64_t ticket, FailedPrefetch* failure);
 
   const std::unique_ptr<MixCache> cache_;
+  const RowsPlace place_;
   std::atomic<int64_t> open_tickets_{0};
   mutable std::mutex mutex_;
   int64_t next_failed_ticket_ = -1;
