@@ -25,6 +25,7 @@ from hvd_ctr.embedding.group_plan import GroupDemand, GroupPlan, plan_group
 from hvd_ctr.embedding.id_counts import read_counts
 from hvd_ctr.embedding.id_stream import IdCounts
 from hvd_ctr.embedding.sharding import group_by_dim
+from hvd_ctr.layers import MixCacheEmbedding
 from hvd_ctr.ops import plan_ops
 from hvd_ctr.ops.plan_ops import Messages
 
@@ -262,24 +263,18 @@ def _steps(config: TrainConfig, counted: Counted | None) -> float | None:
 # ---- memory beside the tables ----
 
 
-class _Vectors(keras.layers.Layer):
-    """Stands in for the embedding layer, which would make its tables: (B, F) ids to (B, F, D), or behind dense columns
-    (B, X) to (B, X + F * D).
-    """
+class _WithoutTables(MixCacheEmbedding):
+    """Has the shapes of an embedding layer and makes no tables."""
 
-    def __init__(self, features: int, dim: int) -> None:
-        super().__init__()
-        self._shape = (features, dim)
-
-    def compute_output_spec(self, ids: Any, dense: Any = None) -> Any:
-        shape = self._shape if dense is None else (dense.shape[1] + math.prod(self._shape),)
-        return keras.KerasTensor((ids.shape[0], *shape), dtype="float32")
+    def build(self, input_shape: Any) -> None:
+        del input_shape
+        self.built = True
 
 
 def dense_weights(config: TrainConfig, features: Sequence[FeatureConfig]) -> int:
     """Numbers in the dense weights of the configured model."""
-    vectors = _Vectors(len(features), features[0].table.dim)
-    inputs, outputs = models.build_model(config.model, features, len(config.data.dense_names()), vectors)
+    embedding = _WithoutTables(features)
+    inputs, outputs = models.build_model(config.model, features, len(config.data.dense_names()), embedding)
     return int(keras.Model(inputs, outputs).count_params())
 
 
