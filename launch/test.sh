@@ -11,6 +11,7 @@
 #   cuda        the CUDA backend without a GPU: its kernels in loops on a stand-in for a GPU, and compiled where there is nvcc
 #
 #   TSAN=1                       adds the tsan stage to a full run
+#   HVD_CTR_TEST_WORKERS=n       files of the unit and launch stages at once (default: one per core, 4 at most); 0: all in one process
 #   HVD_CTR_TEST_RANKS="1 2 4"   the sizes of the parallel stage
 #   HVD_CTR_ALL_TESTS=1          all tests also with more ranks than cores
 #   HVD_CTR_FULL_MATRIX=1        the exactness matrix as the full product: about 370 runs per number of ranks instead of 5 to 20
@@ -76,8 +77,20 @@ run_cpp() {
 
 stage_cpp() { run_cpp asan address; }
 stage_tsan() { run_cpp tsan thread; }
-stage_unit() { python -m pytest tests/unit; }
-stage_launch() { python -m pytest tests/launch; }
+
+# Several files of tests at once; the tests of one file stay in order in one process, and share its fixtures. On a GPU one process:
+# TensorFlow takes all its memory.
+pytest_files() {
+  local workers=${HVD_CTR_TEST_WORKERS:-}
+  if [[ -z $workers ]]; then
+    workers=$(($(nproc) < 4 ? $(nproc) : 4))
+    if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then workers=0; fi
+  fi
+  python -m pytest --numprocesses "$workers" --dist loadfile "$@"
+}
+
+stage_unit() { pytest_files tests/unit; }
+stage_launch() { pytest_files tests/launch; }
 
 stage_parallel() {
   local ranks failed=0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 
@@ -71,3 +72,14 @@ def test_ci_runs_test_sh_and_nothing_else() -> None:
     lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
     assert len(lines) == 1
     assert lines[0].startswith("exec ") and lines[0].endswith('launch/test.sh"')
+
+
+def test_what_is_left_out_with_more_ranks_than_cores_exists() -> None:
+    """A renamed test would run on four ranks again, and nobody would see why it takes longer."""
+    folder = ROOT / "tests" / "parallel"
+    (names,) = re.findall(r"^_ON_FEW_RANKS = frozenset\(\n(.*?)^\)", (folder / "conftest.py").read_text(), re.M | re.S)
+    entries = re.findall(r'"(test_\w+)(?:::(test_\w+))?"', names)
+    assert len(entries) == names.count('"') // 2 > 7
+    for module, function in entries:
+        text = (folder / f"{module}.py").read_text()
+        assert not function or f"\ndef {function}(" in text, (module, function)

@@ -3,7 +3,7 @@
     mpirun -np 2 python -m pytest tests/parallel      # on 2 ranks
     python -m pytest tests/parallel                   # on 1, without MPI
 
-With more ranks than cores (four on a small machine) the modules of `_ON_FEW_RANKS` are left out, unless
+With more ranks than cores (four on a small machine) the tests of `_ON_FEW_RANKS` are left out, unless
 HVD_CTR_ALL_TESTS=1: what they test does not change between two ranks and more, and processes that share cores are slow.
 
 A test holds for any number of ranks. A failure on one rank prints that rank's report and ends the whole job, since the
@@ -25,8 +25,28 @@ from hvd_ctr.comm import Comm
 
 _LIMIT_SECONDS = float(os.environ.get("HVD_CTR_TEST_SECONDS", "120"))
 
+# Modules, and tests of modules whose others stay.
 _ON_FEW_RANKS = frozenset(
-    {"test_callbacks", "test_count", "test_fit", "test_metrics", "test_plan", "test_pooling", "test_profile"}
+    {
+        "test_callbacks",
+        "test_count",
+        "test_fit",
+        "test_metrics",
+        "test_plan",
+        "test_pooling",
+        "test_profile",
+        # Every rank's own arithmetic.
+        "test_simd_levels",
+        # More of Keras' fit.
+        "test_pipeline::test_a_subclassed_model_trains_without_a_pipeline",
+        "test_pipeline::test_fit_of_a_mapping_of_features",
+        "test_pipeline::test_fit_with_steps_per_epoch_and_early_stop",
+        "test_statistics::test_keras_logs_of_an_epoch",
+        # Every rank has a file of its own; test_exactness has the disk tier on all numbers of ranks.
+        "test_tiers::test_a_budget_in_ram_that_suffices_changes_nothing",
+        "test_tiers::test_a_checkpoint_restores_into_the_other_tier",
+        "test_tiers::test_disk_tier_equals_ram_tier_bit_for_bit",
+    }
 )
 
 # The true stderr: while a test runs, pytest collects what is written to descriptor 2, and os._exit would lose it.
@@ -53,8 +73,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ranks = int(os.environ.get("OMPI_COMM_WORLD_SIZE", "1"))
     if ranks <= max(2, len(os.sched_getaffinity(0))) or os.environ.get("HVD_CTR_ALL_TESTS") == "1":
         return
-    left_out = [item for item in items if item.path.stem in _ON_FEW_RANKS]
-    items[:] = [item for item in items if item.path.stem not in _ON_FEW_RANKS]
+
+    def is_left_out(item: pytest.Item) -> bool:
+        function = getattr(item, "originalname", item.name)
+        return not _ON_FEW_RANKS.isdisjoint({item.path.stem, f"{item.path.stem}::{function}"})
+
+    left_out = [item for item in items if is_left_out(item)]
+    items[:] = [item for item in items if not is_left_out(item)]
     config.hook.pytest_deselected(items=left_out)
 
 
