@@ -240,15 +240,18 @@ def _steps(config: TrainConfig, counted: Counted | None) -> float | None:
 
 
 class _Vectors(keras.layers.Layer):
-    """Stands in for the embedding layer, which would make its tables: (B, F) ids to (B, F, D), or behind dense columns
-    (B, X) to (B, X + F * D).
+    """Stands in for the embedding layer, which would make its tables: (B, F) ids to (B, F, D), behind dense columns
+    (B, X) to (B, X + F * D), or with `factored` to distinct rows and the row of each id.
     """
 
     def __init__(self, features: int, dim: int) -> None:
         super().__init__()
         self._shape = (features, dim)
 
-    def compute_output_spec(self, ids: Any, dense: Any = None) -> Any:
+    def compute_output_spec(self, ids: Any, dense: Any = None, factored: bool = False) -> Any:
+        if factored:
+            rows = keras.KerasTensor((None, self._shape[1]), dtype="float32")
+            return {"rows": rows, "row_of_id": keras.KerasTensor(ids.shape, dtype="int32")}
         shape = self._shape if dense is None else (dense.shape[1] + math.prod(self._shape),)
         return keras.KerasTensor((ids.shape[0], *shape), dtype="float32")
 
