@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ctr.ops import factorized_ops, native, pooling_ops
+from hvd_ctr.ops import factorized_ops, native, placement, pooling_ops
 
 # B, F, D, H, X, U
 _SIZES = [
@@ -206,6 +206,23 @@ def test_the_ops_refuse_what_is_no_plan(op, change, message):
     run(**_CALLS[op], **attributes)
     with pytest.raises(tf.errors.InvalidArgumentError, match=message):
         run(**{**_CALLS[op], **attributes, **change})
+
+
+def test_the_gradient_is_on_the_host_too(monkeypatch):
+    """Whatever device the gradient's caller has chosen: on a GPU TensorFlow would take its kernel there."""
+    monkeypatch.setattr(placement, "has_gpu", lambda: True)
+    ids, (rows, beside, kernel, bias), _ = _case(_SIZES[0])
+
+    @tf.function
+    def gradients(rows, beside, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch([rows, beside, kernel])
+            outputs = factorized_ops.factorized_dense(rows, ids, beside, kernel, bias, True)
+        return tape.gradient(outputs, [rows, beside, kernel])
+
+    operations = gradients.get_concrete_function(rows, beside, kernel).graph.get_operations()
+    devices = {op.type: op.device for op in operations if "HvdCtr" in op.type or op.type == "MatMul"}
+    assert len(devices) == 5 and set(devices.values()) == {"/device:CPU:0"}, devices
 
 
 @pytest.mark.parametrize("wrapped", [lambda function: function, tf.function], ids=["eager", "graph"])
