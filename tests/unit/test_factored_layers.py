@@ -104,6 +104,17 @@ def test_in_other_types_it_is_a_plain_dense(monkeypatch, dtype):
     _assert_alike(_trained("factorized", dtype=dtype), plain, 1e-6)
 
 
+def test_gradients_of_rows_are_not_summed_in_fewer_bits():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        plain, expanded, factorized = (_trained(kind) for kind in ("plain", "expanded", "factorized"))
+    finally:
+        keras.config.set_dtype_policy(before)
+    _assert_alike(expanded, plain, 0)
+    _assert_alike(factorized, plain, 0)
+
+
 def test_max_share_zero_is_a_plain_dense(monkeypatch):
     plain = _trained("plain")
     monkeypatch.setattr(factorized_ops, "factorized_dense", None)
