@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import tensorflow as tf
 
 import hvd_ctr
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
-from hvd_ctr.layers import ExpandRows, FactorizedDense, MixCacheEmbedding
+from hvd_ctr.layers import ExpandRows, FactorizedDense, MixCacheEmbedding, factored
 from hvd_ctr.ops import factorized_ops, placement
 from tests.support.hybrid import unique_name
 
@@ -102,6 +104,14 @@ def test_in_other_types_it_is_a_plain_dense(monkeypatch, dtype):
     plain = _trained("plain", dtype=dtype)
     monkeypatch.setattr(factorized_ops, "factorized_dense", None)
     _assert_alike(_trained("factorized", dtype=dtype), plain, 1e-6)
+
+
+def test_with_rows_on_a_gpu_it_is_a_plain_dense(monkeypatch):
+    plain = _trained("plain")
+    here = types.SimpleNamespace(rows_on_gpu=lambda: True, on_host=placement.on_host)
+    monkeypatch.setattr(factored, "placement", here)
+    monkeypatch.setattr(factorized_ops, "factorized_dense", None)
+    _assert_alike(_trained("factorized"), plain, 0)
 
 
 def test_gradients_of_rows_are_not_summed_in_fewer_bits():
