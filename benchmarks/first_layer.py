@@ -90,7 +90,7 @@ def measure_case(settings: dict[str, Any]) -> dict[str, Any]:
     factored = {}
     for share in settings["share"]:
         variants[str(share)] = both_ways(share, row_of_id, inputs, settings["calls"])
-        factored[str(share)] = int(tf.size(factorized_ops.factor_plan(row_of_id, share).factored))
+        factored[str(share)] = int(tf.size(factorized_ops.factor_plan(row_of_id, inputs[0], share).factored))
     return {"ms": measure.interleaved(variants, settings["rounds"]), "factored": factored}
 
 

@@ -46,9 +46,9 @@ class MixCacheEmbedding(keras.layers.Layer):
     columns and then each feature's vector in the order of the features, which are pooled ones then. The vectors are
     written there as they are looked up, without the copies that Concatenate makes of them and of their gradients.
 
-    With `factored=True`, for features of length 1 and one dim, nothing is expanded: it returns {"rows": (U, D), the
-    distinct rows of the batch; "row_of_id": (B, F) int32, the row of each id, -1 for an id that was dropped}, for the
-    layers of hvd_ctr/layers/factored.py, which take what they need of it.
+    With `factored=True`, for features of length 1 and one dim, nothing is expanded: it returns {"rows": (U, D) float32
+    under any precision policy, the distinct rows of the batch; "row_of_id": (B, F) int32, the row of each id, -1 for an
+    id that was dropped}, for the layers of hvd_ctr/layers/factored.py, which take what they need of it.
 
     Args:
         features: the features, which name their tables.
@@ -135,7 +135,7 @@ class MixCacheEmbedding(keras.layers.Layer):
             self._check_factored(dense)
             batch = tf.nest.flatten(inputs)[0].shape[0]
             return {
-                "rows": keras.KerasTensor((None, self.features[0].table.dim), dtype=self.compute_dtype),
+                "rows": keras.KerasTensor((None, self.features[0].table.dim), dtype="float32"),
                 "row_of_id": keras.KerasTensor((batch, len(self.features)), dtype="int32"),
             }
         if dense is None:
@@ -281,7 +281,8 @@ class MixCacheEmbedding(keras.layers.Layer):
         _, rows, virtual_ids = self._lookup(group, inputs)
         with placement.on_host():
             row_of_id = self._in_column_order(group, tf.reshape(virtual_ids, [-1, len(self.features)]))
-        return {"rows": tf.cast(rows, self.compute_dtype), "row_of_id": row_of_id}
+        # Not in fewer bits: their gradients, sums over the batch, would be rounded to them too.
+        return {"rows": rows, "row_of_id": row_of_id}
 
     def _in_column_order(self, group: TableGroup, columns: Tensor) -> Tensor:
         """(B, F, ...) in the group's feature order -> in the order of the layer's features."""

@@ -45,19 +45,24 @@ class FactorPlan(NamedTuple):
     direct_ids: Tensor
 
 
-def factor_plan(row_of_id: Tensor, max_share: float = MAX_SHARE, max_distinct: int = MAX_DISTINCT) -> FactorPlan:
+def factor_plan(
+    row_of_id: Tensor, rows: Tensor, max_share: float = MAX_SHARE, max_distinct: int = MAX_DISTINCT
+) -> FactorPlan:
     """The features of a batch with few distinct rows. A function of the ids alone.
 
     Args:
         row_of_id: (B, F) int32 in [-1, U), -1 for a dropped id.
+        rows: (U, D) float32; only U is used.
         max_share: distinct rows per sample that a factored feature may have; 0: none is factored, 1: all may be.
         max_distinct: distinct rows that the factored features may have together; those with the fewest come first.
 
     Raises:
-        tf.errors.InvalidArgumentError: a row below -1, or max_share outside 0 .. 1.
+        tf.errors.InvalidArgumentError: a row outside [-1, U), or max_share outside 0 .. 1.
     """
     return FactorPlan(
-        *native.ops().hvd_ctr_factor_plan(row_of_id=row_of_id, max_share=max_share, max_distinct=max_distinct)
+        *native.ops().hvd_ctr_factor_plan(
+            row_of_id=row_of_id, rows=rows, max_share=max_share, max_distinct=max_distinct
+        )
     )
 
 
@@ -97,7 +102,7 @@ def factorized_dense(
     def layer(
         rows: Tensor, beside: Tensor, kernel: Tensor, bias: Tensor
     ) -> tuple[Tensor, Callable[[Tensor], list[Tensor]]]:
-        plan = factor_plan(row_of_id, max_share)
+        plan = factor_plan(row_of_id, rows, max_share)
         inputs, direct_kernel = ops.hvd_ctr_factorized_input(
             rows=rows,
             direct_ids=plan.direct_ids,
@@ -113,21 +118,22 @@ def factorized_dense(
         )
 
         def gradient(upstream: Tensor) -> list[Tensor]:
-            if relu:
-                upstream = tf.raw_ops.ReluGrad(gradients=upstream, features=outputs)
-            d_inputs = tf.matmul(upstream, direct_kernel, transpose_b=True)
-            d_rows, d_kernel = ops.hvd_ctr_factorized_grad(
-                d_outputs=upstream,
-                d_inputs=d_inputs,
-                d_direct_kernel=tf.matmul(inputs, upstream, transpose_a=True),
-                rows=rows,
-                kernel=kernel,
-                direct_ids=plan.direct_ids,
-                direct=plan.direct,
-                **factored,
-            )
-            d_bias = tf.zeros_like(bias) if bias.shape[0] == 0 else tf.reduce_sum(upstream, axis=0)
-            return [d_rows, tf.slice(d_inputs, [0, 0], tf.shape(beside)), d_kernel, d_bias]
+            with placement.on_host():
+                if relu:
+                    upstream = tf.raw_ops.ReluGrad(gradients=upstream, features=outputs)
+                d_inputs = tf.matmul(upstream, direct_kernel, transpose_b=True)
+                d_rows, d_kernel = ops.hvd_ctr_factorized_grad(
+                    d_outputs=upstream,
+                    d_inputs=d_inputs,
+                    d_direct_kernel=tf.matmul(inputs, upstream, transpose_a=True),
+                    rows=rows,
+                    kernel=kernel,
+                    direct_ids=plan.direct_ids,
+                    direct=plan.direct,
+                    **factored,
+                )
+                d_bias = tf.zeros_like(bias) if bias.shape[0] == 0 else tf.reduce_sum(upstream, axis=0)
+                return [d_rows, tf.slice(d_inputs, [0, 0], tf.shape(beside)), d_kernel, d_bias]
 
         return outputs, gradient
 
@@ -136,5 +142,19 @@ def factorized_dense(
     return tf.ensure_shape(result, [None, units])
 
 
-for _op in ("FactorPlan", "FactorizedInput", "FactorizedSum", "FactorizedGrad"):
-    tf.no_gradient(f"HvdCtr{_op}")
+def _no_second_derivative(op: Any, *upstream: Tensor) -> list[Tensor]:
+    """Without it TensorFlow would take the derivative for zero.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    del upstream
+    raise NotImplementedError(
+        f"{op.type}: factorized_dense has no second derivatives; take FactorizedDense(max_share=0), or "
+        "stop the gradient of what needs none"
+    )
+
+
+tf.no_gradient("HvdCtrFactorPlan")
+for _op in ("FactorizedInput", "FactorizedSum", "FactorizedGrad"):
+    tf.RegisterGradient(f"HvdCtr{_op}")(_no_second_derivative)

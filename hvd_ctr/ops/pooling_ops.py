@@ -41,7 +41,8 @@ def pool_rows(
     combiner: str = "sum",
     beside: Beside | None = None,
 ) -> Tensor:
-    """Pools the rows of each bag. Differentiable with respect to rows, weights and the columns of `beside`.
+    """Pools the rows of each bag. Differentiable with respect to rows, weights and the columns of `beside`; without
+    weights twice.
 
     Example: rows [[1], [10]], virtual_ids [0, 1, 0, -1], bag_splits [0, 3, 4] -> [[12], [0]].
 
@@ -117,5 +118,30 @@ def _pool_rows_grad(op: Any, d_pooled: Tensor) -> list[Tensor | None]:
     return [d_rows, None, None, d_weights, d_beside]
 
 
+def _pool_rows_grad_grad(op: Any, upstream: Tensor, _: Tensor) -> list[Tensor | None]:
+    """Without weights d_rows is linear in d_pooled, and the transpose of that pools.
+
+    Raises:
+        NotImplementedError: with weights; else TensorFlow would take the derivative for zero.
+    """
+    d_pooled, rows, virtual_ids, bag_splits, weights = op.inputs
+    if weights.shape.num_elements() != 0:
+        raise NotImplementedError("pool_rows has no second derivatives with weights")
+    features = op.get_attr("features")
+    with placement.on_rows_device():
+        columns = tf.shape(d_pooled)[1] - features * tf.shape(rows)[1]
+        pooled = native.ops().hvd_ctr_pool_rows(
+            rows=upstream,
+            virtual_ids=virtual_ids,
+            bag_splits=bag_splits,
+            weights=weights,
+            beside=tf.zeros([tf.shape(d_pooled)[0], columns] if features else [0, 0]),
+            combiner=op.get_attr("combiner"),
+            features=features,
+            feature_major=op.get_attr("feature_major"),
+        )
+    return [pooled, None, None, None, None]
+
+
 tf.RegisterGradient("HvdCtrPoolRows")(_pool_rows_grad)
-tf.no_gradient("HvdCtrPoolRowsGrad")
+tf.RegisterGradient("HvdCtrPoolRowsGrad")(_pool_rows_grad_grad)

@@ -12,6 +12,8 @@
 namespace hvd_ctr {
 namespace {
 
+constexpr int64_t kUnique = 1 << 13;  ///< More rows than any batch has.
+
 struct Batch {
   int64_t samples, features;
   std::vector<int32_t> ids;  ///< (samples, features)
@@ -67,7 +69,7 @@ TEST(FactorPlanTest, FactorsTheFeaturesWithFewDistinctRows) {
     for (const int64_t samples : {0, 1, 16, 17, 250, 1024}) {
       for (const int64_t features : {1, 7, 40}) {
         const Batch batch = MakeBatch(samples, features, samples + features);
-        ASSERT_TRUE(plan.Make(batch.ids, samples, features, {share, 1 << 20}).ok());
+        ASSERT_TRUE(plan.Make(batch.ids, samples, features, kUnique, {share, 1 << 20}).ok());
         std::vector<int32_t> expected;
         for (int64_t f = 0; f < features; ++f) {
           if (batch.distinct(f) <= static_cast<int64_t>(share * samples)) expected.push_back(static_cast<int32_t>(f));
@@ -95,7 +97,7 @@ TEST(FactorPlanTest, TakesTheFeaturesWithTheFewestRowsUntilTheLimit) {
   const std::vector<std::pair<int64_t, std::vector<int32_t>>> expected = {
       {11, {0, 1, 2, 3}}, {10, {0, 2, 3}}, {7, {0, 2, 3}}, {6, {2, 3}}, {4, {2, 3}}, {3, {2}}, {2, {2}}, {1, {}}, {0, {}}};
   for (const auto& [limit, features] : expected) {
-    ASSERT_TRUE(plan.Make(batch.ids, 4, 4, {1.0, limit}).ok());
+    ASSERT_TRUE(plan.Make(batch.ids, 4, 4, 32, {1.0, limit}).ok());
     EXPECT_EQ(plan.factored(), features) << limit;
     ExpectGivesTheIdsBack(plan, batch);
   }
@@ -104,7 +106,7 @@ TEST(FactorPlanTest, TakesTheFeaturesWithTheFewestRowsUntilTheLimit) {
 TEST(FactorPlanTest, DistinctRowsAreInTheOrderOfTheSamples) {
   const std::vector<int32_t> ids = {5, 5, 2, 9, 2, 5};  // Feature 0: 5 2 2, feature 1: 5 9 5.
   FactorPlan plan;
-  ASSERT_TRUE(plan.Make(ids, 3, 2, {1.0, 100}).ok());
+  ASSERT_TRUE(plan.Make(ids, 3, 2, 10, {1.0, 100}).ok());
   EXPECT_EQ(plan.distinct(), (std::vector<int32_t>{5, 2, 5, 9}));
   EXPECT_EQ(plan.begins(), (std::vector<int32_t>{0, 2, 4}));
   std::vector<int32_t> slots(6);
@@ -115,22 +117,27 @@ TEST(FactorPlanTest, DistinctRowsAreInTheOrderOfTheSamples) {
 TEST(FactorPlanTest, AFeatureWithoutIdsIsFactoredWithNoRow) {
   const std::vector<int32_t> ids = {-1, 3, -1, 4};
   FactorPlan plan;
-  ASSERT_TRUE(plan.Make(ids, 2, 2, {0.0, 100}).ok());
+  ASSERT_TRUE(plan.Make(ids, 2, 2, 5, {0.0, 100}).ok());
   EXPECT_EQ(plan.factored(), std::vector<int32_t>{0});
   EXPECT_TRUE(plan.distinct().empty());
 }
 
 TEST(FactorPlanTest, RefusesWhatIsNoBatch) {
   FactorPlan plan;
-  const std::vector<int32_t> ids = {0, 1, 2, -2};
-  const Status bad_row = plan.Make(ids, 2, 2, {});
-  EXPECT_EQ(bad_row.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(bad_row.message().find("row -2 of sample 1, feature 1"), std::string::npos) << bad_row.message();
-  EXPECT_FALSE(plan.Make(ids, 3, 2, {}).ok());
-  EXPECT_FALSE(plan.Make(ids, 2, 2, {1.5, 10}).ok());
-  EXPECT_FALSE(plan.Make(ids, 2, 2, {-0.5, 10}).ok());
-  EXPECT_FALSE(plan.Make(ids, 2, 2, {std::nan(""), 10}).ok());
-  EXPECT_FALSE(plan.Make(ids, 2, 2, {0.5, -1}).ok());
+  const std::vector<int32_t> ids = {0, 1, 2, -1}, negative = {0, 1, 2, -2}, great = {0, INT32_MAX, 2, -1};
+  EXPECT_TRUE(plan.Make(ids, 2, 2, 3, {}).ok());
+  // Before memory is taken for so many rows.
+  for (const auto& [bad, text] : {std::pair(negative, "row -2 of sample 1, feature 1, is outside [0, 3)"),
+                                  std::pair(great, "row 2147483647 of sample 0, feature 1"), std::pair(ids, "")}) {
+    const Status status = plan.Make(bad, 2, 2, bad == ids ? 2 : 3, {});
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(status.message().find(text), std::string::npos) << status.message();
+  }
+  EXPECT_FALSE(plan.Make(ids, 3, 2, 3, {}).ok());
+  EXPECT_FALSE(plan.Make(ids, 2, 2, 3, {1.5, 10}).ok());
+  EXPECT_FALSE(plan.Make(ids, 2, 2, 3, {-0.5, 10}).ok());
+  EXPECT_FALSE(plan.Make(ids, 2, 2, 3, {std::nan(""), 10}).ok());
+  EXPECT_FALSE(plan.Make(ids, 2, 2, 3, {0.5, -1}).ok());
 }
 
 }  // namespace

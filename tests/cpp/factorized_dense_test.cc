@@ -45,7 +45,7 @@ struct Case {
       const int64_t rows_of_feature = std::max<int64_t>(1, s.unique / (1 + i % s.features));
       ids.push_back(generator() % 9 == 0 ? -1 : static_cast<int32_t>(generator() % rows_of_feature));
     }
-    EXPECT_TRUE(plan.Make(ids, s.samples, s.features, {max_share, 1 << 20}).ok());
+    EXPECT_TRUE(plan.Make(ids, s.samples, s.features, s.unique, {max_share, 1 << 20}).ok());
     slots.resize(plan.factored().size() * s.samples);
     plan.WriteSlots(slots);
     factored = {plan.factored(), plan.begins(), plan.distinct(), slots, s.samples};
@@ -73,9 +73,12 @@ std::vector<float> Written(std::vector<float> before, const Fn& call) {
   return before;
 }
 
+/// As memory from anywhere may be.
+std::vector<float> Scratch(int64_t floats) { return std::vector<float>(floats, std::numeric_limits<float>::quiet_NaN()); }
+
 std::vector<float> Outputs(const Case& c, bool with_bias, bool relu, TaskRunner* runner) {
   return Written(c.direct, [&](float* out) {
-    Written(std::vector<float>(FactorizedSumScratch(c.factored, c.shape)), [&](float* scratch) {
+    Written(Scratch(FactorizedSumScratch(c.factored, c.shape)), [&](float* scratch) {
       FactorizedSum(c.factored, c.shape, c.rows.data(), c.kernel.data(), with_bias ? c.bias.data() : nullptr, relu, out, out,
                     scratch, runner);
     });
@@ -90,7 +93,7 @@ Gradients GradientsOf(const Case& c, TaskRunner* runner) {
   Gradients g;
   g.rows = Written(std::vector<float>(c.rows.size(), 1.0f), [&](float* d_rows) {
     g.kernel = Written(std::vector<float>(c.kernel.size(), kUntouched), [&](float* d_kernel) {
-      Written(std::vector<float>(FactorizedGradScratch(c.factored, c.shape)), [&](float* scratch) {
+      Written(Scratch(FactorizedGradScratch(c.factored, c.shape)), [&](float* scratch) {
         FactorizedGrad(c.factored, c.shape, c.rows.data(), c.kernel.data(), c.d_out.data(), d_rows, d_kernel, scratch, runner);
       });
     });
@@ -215,7 +218,7 @@ TEST(CheckFactoredIdsTest, RefusesWhatDoesNotBelongToTheBatch) {
     ids.distinct = rows;
     EXPECT_TRUE(refused(ids, c.shape)) << bad;
   }
-  for (const int32_t bad : {-1, 3}) {
+  for (const int32_t bad : {-1, 3, 1}) {  // 1: twice.
     const auto features = changed(c.plan.factored(), 0, bad);
     FactoredIds ids = c.factored;
     ids.features = features;
@@ -234,6 +237,22 @@ TEST(CheckFactoredIdsTest, RefusesWhatDoesNotBelongToTheBatch) {
   FactorizedShape shape = c.shape;
   shape.unique = *std::max_element(c.plan.distinct().begin(), c.plan.distinct().end());
   EXPECT_TRUE(refused(c.factored, shape));
+}
+
+TEST(CheckFeaturesTest, EachFeatureIsInOneOfBoth) {
+  const auto check = [](std::vector<int32_t> direct, std::vector<int32_t> factored) {
+    return CheckFeatures("Call", direct, factored, 3).ok();
+  };
+  EXPECT_TRUE(check({0, 2}, {1}));
+  EXPECT_TRUE(check({}, {0, 1, 2}));
+  EXPECT_TRUE(check({0, 1, 2}, {}));
+  EXPECT_FALSE(check({0, 1}, {1}));
+  EXPECT_FALSE(check({0}, {1}));
+  EXPECT_FALSE(check({2, 0}, {1}));
+  EXPECT_FALSE(check({}, {1, 0, 2}));
+  EXPECT_FALSE(check({0, 1, 1}, {2}));
+  EXPECT_FALSE(check({0, 1, 2, 3}, {}));
+  EXPECT_FALSE(check({0, 1, 2}, {-1}));
 }
 
 }  // namespace

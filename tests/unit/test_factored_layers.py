@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -9,8 +11,8 @@ import tensorflow as tf
 
 import hvd_ctr
 from hvd_ctr.config import CacheConfig, FeatureConfig, SparseOptimizerConfig, TableConfig
-from hvd_ctr.layers import ExpandRows, FactorizedDense, MixCacheEmbedding
-from hvd_ctr.ops import factorized_ops
+from hvd_ctr.layers import ExpandRows, FactorizedDense, MixCacheEmbedding, factored
+from hvd_ctr.ops import factorized_ops, placement
 from tests.support.hybrid import unique_name
 
 _DIM, _X = 4, 3
@@ -77,7 +79,7 @@ def test_training_is_that_of_a_plain_tower(monkeypatch, depth):
     plain = _trained("plain", depth)
     assert not calls
     factorized = _trained("factorized", depth)
-    assert calls, "the layer was a plain one"
+    assert placement.rows_on_gpu() or calls, "the layer was a plain one"
     _assert_alike(factorized, plain, 1e-6)
     _assert_alike(_trained("expanded", depth), plain, 0)
 
@@ -102,6 +104,25 @@ def test_in_other_types_it_is_a_plain_dense(monkeypatch, dtype):
     plain = _trained("plain", dtype=dtype)
     monkeypatch.setattr(factorized_ops, "factorized_dense", None)
     _assert_alike(_trained("factorized", dtype=dtype), plain, 1e-6)
+
+
+def test_with_rows_on_a_gpu_it_is_a_plain_dense(monkeypatch):
+    plain = _trained("plain")
+    here = types.SimpleNamespace(rows_on_gpu=lambda: True, on_host=placement.on_host)
+    monkeypatch.setattr(factored, "placement", here)
+    monkeypatch.setattr(factorized_ops, "factorized_dense", None)
+    _assert_alike(_trained("factorized"), plain, 0)
+
+
+def test_gradients_of_rows_are_not_summed_in_fewer_bits():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        plain, expanded, factorized = (_trained(kind) for kind in ("plain", "expanded", "factorized"))
+    finally:
+        keras.config.set_dtype_policy(before)
+    _assert_alike(expanded, plain, 0)
+    _assert_alike(factorized, plain, 0)
 
 
 def test_max_share_zero_is_a_plain_dense(monkeypatch):

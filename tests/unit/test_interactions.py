@@ -202,3 +202,22 @@ def test_factorization_machine_of_distinct_rows_is_that_of_their_vectors() -> No
         rtol=1e-5,
         atol=1e-5,
     )
+
+
+def test_factorization_machine_of_distinct_rows_has_second_derivatives() -> None:
+    generator = np.random.default_rng(7)
+    rows = tf.constant(generator.normal(size=(5, 3)).astype(np.float32))
+    row_of_id = tf.constant(generator.integers(0, 5, (8, 4)).astype(np.int32))
+
+    def second_gradient(vectors_of):
+        with tf.GradientTape() as outer:
+            outer.watch(rows)
+            with tf.GradientTape() as inner:
+                inner.watch(rows)
+                loss = tf.reduce_sum(FactorizationMachine()(vectors_of()) ** 2)
+            total = tf.reduce_sum(tf.convert_to_tensor(inner.gradient(loss, rows)) ** 2)
+        return tf.convert_to_tensor(outer.gradient(total, rows))
+
+    plain = second_gradient(lambda: tf.gather(rows, row_of_id))
+    distinct = second_gradient(lambda: {"rows": rows, "row_of_id": row_of_id})
+    np.testing.assert_allclose(distinct, plain, rtol=1e-4, atol=1e-4 * float(tf.reduce_max(tf.abs(plain))))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_ctr.ops import factorized_ops, pooling_ops
+from hvd_ctr.ops import factorized_ops, native, placement, pooling_ops
 
 # B, F, D, H, X, U
 _SIZES = [
@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_the_plain_layer(sizes, share, relu):
         lambda: factorized_ops.factorized_dense(rows, ids, beside, kernel, bias, relu, share), variables, upstream
     )
     expected = _with_gradients(lambda: _plain(ids, rows, beside, kernel, bias, relu), variables, upstream)
-    factored = int(tf.size(factorized_ops.factor_plan(ids, share).factored))
+    factored = int(tf.size(factorized_ops.factor_plan(ids, rows, share).factored))
     assert (factored == sizes[1]) if share == 1 else (factored > 0) == (share > 0) or sizes[0] < 2
     for left, right in zip(found, expected, strict=True):
         assert left.shape == right.shape
@@ -103,9 +103,10 @@ def test_the_example_of_the_docstring():
 def test_features_are_factored_up_to_a_number_of_rows():
     """Those with the fewest first."""
     ids = tf.constant(np.stack([np.arange(500) % 40, np.arange(500) % 3], 1).astype(np.int32))
-    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, 0.1, 42).factored, [1])
-    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, 0.1, 43).factored, [0, 1])
-    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, 0.07, 43).factored, [1])
+    rows = tf.zeros([40, 1])
+    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, rows, 0.1, 42).factored, [1])
+    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, rows, 0.1, 43).factored, [0, 1])
+    np.testing.assert_array_equal(factorized_ops.factor_plan(ids, rows, 0.07, 43).factored, [1])
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,8 @@ def test_features_are_factored_up_to_a_number_of_rows():
         ({"kernel": tf.zeros([10, 2])}, r"beside has shape \[3,1\]; expected \[3,2\]"),
         ({"beside": tf.zeros([2, 1])}, "direct_ids has shape"),
         ({"bias": tf.zeros([3])}, r"bias has shape \[3\]; expected \[2\]"),
-        ({"row_of_id": tf.constant([[0, 5], [1, 1], [0, 0]])}, "does not belong to 3 samples"),
-        ({"row_of_id": tf.constant([[0, -2], [1, 1], [0, 0]])}, "row -2 of sample 0, feature 1, is negative"),
+        ({"row_of_id": tf.constant([[0, 5], [1, 1], [0, 0]])}, r"row 5 of sample 0, feature 1, is outside \[0, 5\)"),
+        ({"row_of_id": tf.constant([[0, -2], [1, 1], [0, 0]])}, r"row -2 of sample 0, feature 1, is outside \[0, 5\)"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
@@ -134,7 +135,107 @@ def test_what_does_not_fit_is_refused(change, message):
 
 
 def test_a_row_beyond_the_rows_is_refused_in_a_direct_feature_too():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="virtual id 5"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"row 5 of sample 0, feature 1, is outside \[0, 5\)"):
         factorized_ops.factorized_dense(
             tf.zeros([5, 4]), tf.constant([[0, 5]]), tf.zeros([1, 0]), tf.zeros([8, 2]), max_share=0.0
         )
+
+
+def _ints(*values):
+    return tf.constant(values, tf.int32)
+
+
+# B = 3, F = 2, D = 4, X = 1, H = 2, U = 5; feature 0 is direct, feature 1 has two distinct rows.
+_FACTORED = {"factored": _ints(1), "begins": _ints(0, 2), "distinct": _ints(0, 1), "slots": _ints([0], [1], [2])}
+_LAYER = {"rows": tf.ones([5, 4]), "kernel": tf.ones([9, 2])}
+_CALLS = {
+    "input": {**_LAYER, "direct_ids": _ints([0], [1], [-1]), "direct": _ints(0), "beside": tf.ones([3, 1])},
+    "sum": {**_LAYER, **_FACTORED, "products": tf.ones([3, 2]), "bias": tf.ones([2])},
+    "grad": {
+        **_LAYER,
+        **_FACTORED,
+        "d_outputs": tf.ones([3, 2]),
+        "d_inputs": tf.ones([3, 5]),
+        "d_direct_kernel": tf.ones([5, 2]),
+        "direct_ids": _ints([0], [1], [-1]),
+        "direct": _ints(0),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("op", "change", "message"),
+    [
+        ("grad", {"direct": _ints(1)}, "1 direct and 1 factored features are not the 2 features"),
+        ("grad", {"factored": _ints(0)}, "1 direct and 1 factored features are not the 2 features"),
+        (
+            "grad",
+            {
+                "direct": _ints(),
+                "direct_ids": tf.zeros([3, 0], tf.int32),
+                "d_inputs": tf.ones([3, 1]),
+                "d_direct_kernel": tf.ones([1, 2]),
+                "factored": _ints(1, 1),
+                "begins": _ints(0, 1, 2),
+                "slots": _ints([0, 1], [0, 1], [0, 1]),
+            },
+            "does not belong",
+        ),
+        ("grad", {"slots": _ints([0, 1, 2])}, r"slots has shape \[1,3\]; expected \[3,1\]"),
+        ("sum", {"slots": _ints([0, 1, 2])}, r"slots has shape \[1,3\]; expected \[3,1\]"),
+        (
+            "sum",
+            {"features": 2**62, "factored": _ints(2**31 - 1)},
+            "expected .X . F . D, H. with F = 4611686018427387904",
+        ),
+        (
+            "input",
+            {"features": 2**62, "direct": _ints(2**31 - 1)},
+            "expected .X . F . D, H. with F = 4611686018427387904",
+        ),
+        ("input", {"direct": _ints(2)}, "direct feature 2 is outside"),
+    ],
+)
+def test_the_ops_refuse_what_is_no_plan(op, change, message):
+    """Else parts of the kernel's gradient would be left unwritten, or memory of others would be read."""
+    run = getattr(native.ops(), f"hvd_ctr_factorized_{op}")
+    attributes = {} if op == "grad" else {"features": 2}
+    run(**_CALLS[op], **attributes)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        run(**{**_CALLS[op], **attributes, **change})
+
+
+def test_the_gradient_is_on_the_host_too(monkeypatch):
+    """Whatever device the gradient's caller has chosen: on a GPU TensorFlow would take its kernel there."""
+    monkeypatch.setattr(placement, "has_gpu", lambda: True)
+    ids, (rows, beside, kernel, bias), _ = _case(_SIZES[0])
+
+    @tf.function
+    def gradients(rows, beside, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch([rows, beside, kernel])
+            outputs = factorized_ops.factorized_dense(rows, ids, beside, kernel, bias, True)
+        return tape.gradient(outputs, [rows, beside, kernel])
+
+    operations = gradients.get_concrete_function(rows, beside, kernel).graph.get_operations()
+    devices = {op.type: op.device for op in operations if "HvdCtr" in op.type or op.type == "MatMul"}
+    assert len(devices) == 5 and set(devices.values()) == {"/device:CPU:0"}, devices
+
+
+@pytest.mark.parametrize("wrapped", [lambda function: function, tf.function], ids=["eager", "graph"])
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_second_derivatives_are_refused(wrapped, share):
+    """A gradient penalty: without a word its part of the kernel's gradient would be missing."""
+    ids, (rows, beside, kernel, bias), _ = _case(_SIZES[0])
+
+    def penalty(rows, beside, kernel):
+        with tf.GradientTape() as outer:
+            outer.watch(kernel)
+            with tf.GradientTape() as inner:
+                inner.watch(beside)
+                outputs = factorized_ops.factorized_dense(rows, ids, beside, kernel, bias, True, share)
+            total = tf.reduce_sum(tf.square(inner.gradient(outputs, beside)))
+        return outer.gradient(total, kernel)
+
+    with pytest.raises(NotImplementedError, match="factorized_dense has no second derivatives"):
+        wrapped(penalty)(rows, beside, kernel)

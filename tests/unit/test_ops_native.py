@@ -104,7 +104,9 @@ def test_ops_that_touch_a_cache_or_an_exchange_are_stateful():
 
 
 DIFFERENTIABLE = {"HvdCtrPoolRows", "HvdCtrDotPairs", "HvdCtrDotPairsGrad", "HvdCtrPairSum", "HvdCtrPairSumGrad"}
-DIFFERENTIABLE |= {"HvdCtrStageMark"}
+DIFFERENTIABLE |= {"HvdCtrPoolRowsGrad", "HvdCtrStageMark"}
+# Their gradient is that of the function around them; these say so to who asks for a second one.
+DIFFERENTIABLE |= {"HvdCtrFactorizedInput", "HvdCtrFactorizedSum", "HvdCtrFactorizedGrad"}
 
 
 def test_every_op_has_a_gradient_decision():

@@ -116,6 +116,36 @@ def test_gradients_against_finite_differences(combiner):
         np.testing.assert_allclose(got, expected, atol=2e-3)
 
 
+@pytest.mark.parametrize("combiner", pooling_ops.COMBINERS)
+@pytest.mark.parametrize("columns", [None, 0, 2])
+def test_second_derivatives_against_finite_differences(combiner, columns):
+    rows = tf.constant(np.random.default_rng(1).normal(size=(4, 5)).astype(np.float32))
+    virtual_ids, splits = np.array([0, 2, 0, -1, 3], np.int32), np.array([0, 3, 3, 4, 5], np.int64)
+    beside = None if columns is None else pooling_ops.Beside(tf.ones([2, columns]), 2)
+
+    def first_gradient(rows):
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            loss = tf.reduce_sum(pooling_ops.pool_rows(rows, virtual_ids, splits, None, combiner, beside) ** 3)
+        return tape.gradient(loss, rows)
+
+    (analytic,), (numeric,) = tf.test.compute_gradient(first_gradient, [rows], delta=2.0**-7)
+    assert np.abs(numeric).max() > 1
+    np.testing.assert_allclose(analytic, numeric, atol=1e-2)
+
+
+def test_second_derivatives_with_weights_are_refused():
+    rows, weights = tf.ones([2, 3]), tf.ones([2])
+    with tf.GradientTape() as outer:
+        outer.watch(rows)
+        with tf.GradientTape() as inner:
+            inner.watch(rows)
+            loss = tf.reduce_sum(pooling_ops.pool_rows(rows, [0, 1], weights=weights) ** 2)
+        total = tf.reduce_sum(inner.gradient(loss, rows))
+    with pytest.raises(NotImplementedError, match="no second derivatives with weights"):
+        outer.gradient(total, rows)
+
+
 def test_every_id_a_bag_is_gather():
     """The fast path: virtual ids of any shape, dropped ones give zeros."""
     rows = tf.constant([[1.0, 2.0], [3.0, 4.0]])

@@ -99,6 +99,13 @@ def test_dense_weights_are_those_of_the_model() -> None:
     assert plan.dense_weights(config, features) in (433, 432)
 
 
+@pytest.mark.parametrize("name", ["deepfm", "wide_deep", "dcnv2", "dlrm"])
+def test_every_model_can_be_planned(name: str) -> None:
+    config = _config()
+    config = config.model_copy(update={"model": config.model.model_copy(update={"name": name})})
+    assert plan.make_plan(config).dense_weights > 20
+
+
 def test_too_few_slots_cannot_work(counts_file: str) -> None:
     found = _findings(_config(counts_file, cache={"slots": 50}))["embedding.cache.slots"]
     assert found.fatal and "largest batches need" in found.text

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tf_ops/core/backend_checks.h"
+
 namespace hvd_ctr {
 namespace {
 
@@ -10,21 +12,20 @@ constexpr int64_t kBlock = 16;
 
 }  // namespace
 
-Status FactorPlan::Make(Span<const int32_t> row_of_id, int64_t samples, int64_t features, const FactorLimits& limits) {
+Status FactorPlan::Make(Span<const int32_t> row_of_id, int64_t samples, int64_t features, int64_t unique,
+                        const FactorLimits& limits) {
   if (row_of_id.size() != samples * features || !(limits.max_share >= 0.0 && limits.max_share <= 1.0) ||
       limits.max_distinct < 0) {
     return MakeStatus(StatusCode::kInvalidArgument, "FactorPlan: ", row_of_id.size(), " ids for ", samples, " samples of ",
                       features, " features, max_share ", limits.max_share, " (allowed 0 .. 1), max_distinct ",
                       limits.max_distinct, " (allowed >= 0)");
   }
-  const auto [least, most] = std::minmax_element(row_of_id.begin(), row_of_id.end());
-  if (!row_of_id.empty() && *least < kNoVirtualId) {
-    const int64_t bad = least - row_of_id.begin();
-    return MakeStatus(StatusCode::kInvalidArgument, "FactorPlan: row ", *least, " of sample ", bad / features, ", feature ",
-                      bad % features, ", is negative and is not -1 (dropped)");
+  const int64_t bad = FirstOutside(row_of_id, unique);
+  if (bad >= 0) {
+    return MakeStatus(StatusCode::kInvalidArgument, "FactorPlan: row ", row_of_id[bad], " of sample ", bad / features,
+                      ", feature ", bad % features, ", is outside [0, ", unique, ") and is not -1 (dropped)");
   }
-  const size_t rows = row_of_id.empty() ? 0 : static_cast<size_t>(*most) + 1;
-  if (number_.size() < rows) number_.resize(rows, -1);
+  if (static_cast<int64_t>(number_.size()) < unique) number_.resize(unique, -1);
   samples_ = samples;
   features_ = features;
   Transpose(row_of_id);

@@ -6,7 +6,7 @@
 // Data", PVLDB 10(11), 2017, section 3.3). Where most rows of a feature are met once or twice it saves nothing.
 //
 //   FactorPlan plan;                                      // kept from batch to batch: it holds on to its memory
-//   HVD_CTR_RETURN_IF_ERROR(plan.Make(row_of_id, samples, features, limits));
+//   HVD_CTR_RETURN_IF_ERROR(plan.Make(row_of_id, samples, features, unique, limits));
 //   slots.resize(plan.factored().size() * samples);
 //   plan.WriteSlots(slots);
 //
@@ -31,8 +31,8 @@ struct FactorLimits {
 class FactorPlan {
  public:
   /// Factors the features with at most max_share * samples distinct rows, those with the fewest first, until max_distinct.
-  /// row_of_id: (samples, features), -1 for a dropped id, else at least 0; INVALID_ARGUMENT otherwise.
-  Status Make(Span<const int32_t> row_of_id, int64_t samples, int64_t features, const FactorLimits& limits);
+  /// row_of_id: (samples, features), -1 for a dropped id, else in [0, unique); INVALID_ARGUMENT otherwise.
+  Status Make(Span<const int32_t> row_of_id, int64_t samples, int64_t features, int64_t unique, const FactorLimits& limits);
 
   /// Features, ascending; together all of them.
   const std::vector<int32_t>& direct() const { return direct_; }

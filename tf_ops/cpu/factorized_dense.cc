@@ -279,7 +279,8 @@ Status CheckFactoredIds(const char* call, const FactoredIds& ids, const Factoriz
   bool fits = shape.dim >= 1 && shape.units >= 1 && shape.beside >= 0 && ids.begins.size() == factored + 1 &&
               ids.slots.size() == factored * ids.samples && ids.begins[0] == 0 && ids.begins[factored] == distinct;
   for (int64_t i = 0; fits && i < factored; ++i) {
-    fits = ids.begins[i] <= ids.begins[i + 1] && ids.features[i] >= 0 && ids.features[i] < shape.features;
+    fits = ids.begins[i] <= ids.begins[i + 1] && ids.features[i] < shape.features &&
+           ids.features[i] > (i == 0 ? -1 : ids.features[i - 1]);
   }
   fits = fits && FirstOutside(ids.distinct, shape.unique) < 0 && FirstOutside(ids.slots, distinct + 1) < 0;
   fits = fits && (distinct == 0 || *std::min_element(ids.distinct.begin(), ids.distinct.end()) >= 0);
@@ -289,6 +290,22 @@ Status CheckFactoredIds(const char* call, const FactoredIds& ids, const Factoriz
                     ids.slots.size(), " slots) does not belong to ", ids.samples, " samples of ", shape.features, " features, ",
                     shape.unique, " rows of dim ", shape.dim, " and ", shape.units,
                     " units; take it from a FactorPlan of the same ids");
+}
+
+Status CheckFeatures(const char* call, Span<const int32_t> direct, Span<const int32_t> factored, int64_t features) {
+  int64_t d = 0, i = 0;
+  for (int64_t f = 0; f < features; ++f) {
+    if (d < direct.size() && direct[d] == f) {
+      ++d;
+    } else if (i < factored.size() && factored[i] == f) {
+      ++i;
+    } else {
+      break;
+    }
+  }
+  if (d + i == features && d == direct.size() && i == factored.size()) return Status::Ok();
+  return MakeStatus(StatusCode::kInvalidArgument, call, ": ", direct.size(), " direct and ", factored.size(),
+                    " factored features are not the ", features, " features of a FactorPlan, each once and ascending");
 }
 
 int64_t FactorizedSumScratch(const FactoredIds& ids, const FactorizedShape& shape) {

@@ -17,7 +17,7 @@ namespace hvd_ctr {
 
 /// What a FactorPlan says of a batch. Trusted once CheckFactoredIds says so.
 struct FactoredIds {
-  Span<const int32_t> features;  ///< Factored ones.
+  Span<const int32_t> features;  ///< Factored ones, ascending.
   Span<const int32_t> begins;    ///< (features + 1), in `distinct`.
   Span<const int32_t> distinct;  ///< Row numbers.
   Span<const int32_t> slots;     ///< (samples, features), positions in `distinct`; its size for a dropped id.
@@ -35,6 +35,8 @@ struct FactorizedShape {
 
 /// INVALID_ARGUMENT that begins with `call`, or OK.
 Status CheckFactoredIds(const char* call, const FactoredIds& ids, const FactorizedShape& shape);
+/// The same unless both ascend and each of [0, features) is in one of them: else part of d_kernel would not be written, or twice.
+Status CheckFeatures(const char* call, Span<const int32_t> direct, Span<const int32_t> factored, int64_t features);
 
 /// out = direct + products + bias (units, or null); with `relu` zero where that is below zero. out may be direct.
 /// scratch: FactorizedSumScratch floats.

@@ -33,11 +33,12 @@ class FactorPlanOp final : public OpKernel {
   void Compute(OpKernelContext* ctx) override {
     const StageTimer timer(Stage::kPool);
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 0, 2, "row_of_id"));
+    OP_REQUIRES_OK(ctx, CheckRank(ctx, 1, 2, "rows"));
     const Tensor& input = ctx->input(0);
     const auto row_of_id = ConstSpan<int32_t>(input);
     const int64_t samples = input.dim_size(0);
     const std::lock_guard<std::mutex> lock(mutex_);
-    OP_REQUIRES_OK(ctx, ToTensorFlow(plan_.Make(row_of_id, samples, input.dim_size(1), limits_)));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(plan_.Make(row_of_id, samples, input.dim_size(1), ctx->input(1).dim_size(0), limits_)));
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 0, plan_.direct()));
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 1, plan_.factored()));
     OP_REQUIRES_OK(ctx, SetVectorOutput(ctx, 2, plan_.begins()));
@@ -68,8 +69,11 @@ absl::Status ReadShape(OpKernelContext* ctx, int rows_index, int kernel_index, i
   shape->dim = rows.dim_size(1);
   shape->features = features;
   shape->units = kernel.dim_size(1);
-  shape->beside = kernel.dim_size(0) - features * shape->dim;
-  if (shape->beside >= 0 && shape->dim >= 1 && shape->units >= 1) return absl::OkStatus();
+  // Divided: a product of any number of features could overflow.
+  if (shape->dim >= 1 && shape->units >= 1 && features <= kernel.dim_size(0) / shape->dim) {
+    shape->beside = kernel.dim_size(0) - features * shape->dim;
+    return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(internal::StrCat(
       ctx->op_kernel().type_string(), ": kernel has shape ", kernel.shape().DebugString(),
       "; expected (X + F * D, H) with F = ", features, " features and D = ", shape->dim, ", D and H at least 1"));
@@ -147,11 +151,14 @@ absl::Status ReadFactored(OpKernelContext* ctx, int first, const FactorizedShape
   ids->distinct = ConstSpan<int32_t>(ctx->input(first + 2));
   ids->slots = ConstSpan<int32_t>(ctx->input(first + 3));
   ids->samples = samples;
+  TF_RETURN_IF_ERROR(CheckShape(ctx, first + 3, TensorShape({samples, ids->features.size()}), "slots"));
   return ToTensorFlow(CheckFactoredIds(ctx->op_kernel().type_string().c_str(), *ids, shape));
 }
 
 absl::Status AllocateScratch(OpKernelContext* ctx, int64_t floats, Tensor* scratch) {
-  return ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({floats}), scratch);
+  tensorflow::AllocatorAttributes on_host;  // Also where TensorFlow has placed the op on a GPU.
+  on_host.set_on_host(true);
+  return ctx->allocate_temp(tensorflow::DT_FLOAT, TensorShape({floats}), scratch, on_host);
 }
 
 class FactorizedSumOp final : public OpKernel {
@@ -205,6 +212,7 @@ class FactorizedGradOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckShape(ctx, 5, TensorShape({samples, direct.size()}), "direct_ids"));
     FactoredIds ids;
     OP_REQUIRES_OK(ctx, ReadFactored(ctx, 7, shape, samples, &ids));
+    OP_REQUIRES_OK(ctx, ToTensorFlow(CheckFeatures(type_string().c_str(), direct, ids.features, shape.features)));
     Tensor* d_rows = nullptr;
     Tensor* d_kernel = nullptr;
     Tensor scratch;
@@ -241,8 +249,8 @@ class FactorizedGradOp final : public OpKernel {
   }
 };
 
-HVD_CTR_REGISTER_KERNEL("HvdCtrFactorPlan", FactorPlanOp, "row_of_id", "direct", "factored", "begins", "distinct", "slots",
-                        "direct_ids");
+HVD_CTR_REGISTER_KERNEL("HvdCtrFactorPlan", FactorPlanOp, "row_of_id", "rows", "direct", "factored", "begins", "distinct",
+                        "slots", "direct_ids");
 HVD_CTR_REGISTER_KERNEL("HvdCtrFactorizedInput", FactorizedInputOp, "rows", "direct_ids", "beside", "kernel", "direct", "inputs",
                         "direct_kernel");
 HVD_CTR_REGISTER_KERNEL("HvdCtrFactorizedSum", FactorizedSumOp, "products", "bias", "rows", "kernel", "factored", "begins",

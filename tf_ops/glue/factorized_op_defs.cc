@@ -18,7 +18,7 @@ absl::Status CheckRanks(InferenceContext* c, int first, std::initializer_list<in
 }
 
 absl::Status FactorPlanShape(InferenceContext* c) {
-  TF_RETURN_IF_ERROR(CheckRanks(c, 0, {2}));
+  TF_RETURN_IF_ERROR(CheckRanks(c, 0, {2, 2}));
   const DimensionHandle samples = c->Dim(c->input(0), 0);
   for (int output = 0; output < 4; ++output) c->set_output(output, c->Vector(c->UnknownDim()));
   c->set_output(4, c->Matrix(samples, c->UnknownDim()));
@@ -28,6 +28,7 @@ absl::Status FactorPlanShape(InferenceContext* c) {
 
 REGISTER_OP("HvdCtrFactorPlan")
     .Input("row_of_id: int32")
+    .Input("rows: float")
     .Output("direct: int32")
     .Output("factored: int32")
     .Output("begins: int32")
@@ -41,6 +42,7 @@ REGISTER_OP("HvdCtrFactorPlan")
 Which features of a batch are multiplied once per distinct row.
 
 row_of_id: (B, F), rows of the batch, -1 for a dropped id.
+rows: (U, D); only U is used.
 direct: (P), features that are multiplied sample by sample, ascending.
 factored: (F - P), the others, ascending.
 begins: (F - P + 1), where each factored feature's rows begin in `distinct`.
