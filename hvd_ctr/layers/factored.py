@@ -89,7 +89,7 @@ class ExpandRows(keras.layers.Layer):
 class FactorizedDense(keras.layers.Dense):
     """keras.layers.Dense on [dense, vector of each id], (B, X + F * D) to (B, units), without making that input where a
     feature has few distinct rows in the batch: each of them is multiplied once and the products are added up per sample
-    (hvd_ctr/ops/factorized_ops.py). With the ids of Criteo's features that saves a third to more than half of the
+    (hvd_ctr/ops/factorized_ops.py). With the ids of Criteo's features that saves a third to two thirds of the
     layer's time on a CPU (benchmarks/first_layer.py). On a GPU, and in other types than float32, it is a plain Dense.
 
     Weights, initial values, results and gradients are those of `Dense(units)(ExpandRows()(inputs, dense=dense))`, up to
