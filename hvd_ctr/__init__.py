@@ -3,11 +3,11 @@
     import keras, hvd_ctr
 
     hvd_ctr.init()
-    item = hvd_ctr.TableConfig("item", dim=16)
-    emb = hvd_ctr.MixCacheEmbedding(features=[hvd_ctr.FeatureConfig("item", table=item)],
-    cache=hvd_ctr.CacheConfig(slots=1_000_000)) model = hvd_ctr.HybridModel(inputs, outputs)            # an ordinary
-    functional model over emb(inputs) model.compile(optimizer=keras.optimizers.Adam(1e-3), loss="binary_crossentropy",
-    metrics=[hvd_ctr.DistributedAUC()]) model.fit(dataset)
+    item = hvd_ctr.FeatureConfig("item", table=hvd_ctr.TableConfig("item", dim=16))
+    emb = hvd_ctr.MixCacheEmbedding([item], hvd_ctr.CacheConfig(slots=1_000_000))
+    model = hvd_ctr.HybridModel(inputs, outputs)  # an ordinary functional model over emb(inputs)
+    model.compile(keras.optimizers.Adam(1e-3), "binary_crossentropy", metrics=[hvd_ctr.DistributedAUC()])
+    model.fit(dataset)
 
 The same script runs with python, mpirun, horovodrun and srun, on 1 or W ranks.
 

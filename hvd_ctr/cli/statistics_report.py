@@ -56,8 +56,10 @@ def _number(value: int | str) -> str:
 
 
 def _exchange_line(statistics: Mapping[str, Any]) -> str:
-    """Bytes and calls of a training step, per kind; a step ends with one call of each rank."""
-    steps = max(statistics["total"]["steps"], 1)
+    """Bytes and calls of a training step, per kind. The dense gradients are one call of each rank and step; the tables'
+    steps would include those before a resume.
+    """
+    steps = max(statistics["exchange"]["dense"]["calls"] / statistics["ranks"], 1)
     parts = []
     for kind in _KINDS:
         moved = statistics["exchange"][kind]

@@ -42,6 +42,26 @@ def _sizes(layer: keras.layers.Layer, inputs: Any, dense: Any) -> tuple[int, int
     return ids[1], rows[1], dense[1]
 
 
+def _as_tensors(layer: keras.layers.Layer, inputs: Any, dense: Any) -> tuple[Any, Any]:
+    """Arrays and lists as tensors: Keras takes shapes, from which a layer makes its weights, of tensors only.
+
+    Raises:
+        ValueError: dense is something else than one tensor.
+    """
+    if isinstance(inputs, Mapping):
+        inputs = {name: _converted(layer, name, value) for name, value in inputs.items()}
+    return inputs, None if dense is None else _converted(layer, "dense", dense)
+
+
+def _converted(layer: keras.layers.Layer, name: str, value: Any) -> Any:
+    if isinstance(value, keras.KerasTensor) or keras.ops.is_tensor(value):
+        return value
+    try:
+        return tf.convert_to_tensor(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"layer {layer.name}: {name} must be one tensor, received {type(value).__name__}") from error
+
+
 def _shapes(inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return {name: tensor.shape for name, tensor in inputs.items()}
@@ -68,6 +88,10 @@ class ExpandRows(keras.layers.Layer):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._convert_input_args = False  # See FactorizedDense.
+
+    def __call__(self, inputs: Any, dense: Any = None, **kwargs: Any) -> Any:
+        inputs, dense = _as_tensors(self, inputs, dense)
+        return super().__call__(inputs, dense=dense, **kwargs)
 
     def build(self, inputs_shape: Any, dense_shape: Any = None) -> None:
         """Checks the shapes; there are no weights."""
@@ -114,14 +138,19 @@ class FactorizedDense(keras.layers.Dense):
         self._convert_input_args = False  # Rows in fewer bits would have their gradients' sums in fewer bits.
         self.supports_jit = False  # Our ops have no XLA kernels.
 
+    def __call__(self, inputs: Any, dense: Any = None, **kwargs: Any) -> Any:
+        inputs, dense = _as_tensors(self, inputs, dense)
+        return super().__call__(inputs, dense=dense, **kwargs)
+
     def build(self, inputs_shape: Any, dense_shape: Any = None) -> None:
         """Makes kernel (X + F * D, units) and bias (units)."""
         features, dim, columns = _sizes(self, inputs_shape, dense_shape)
         super().build((None, columns + features * dim))
         self.input_spec = None
 
-    def compute_output_spec(self, inputs: Any, dense: Any = None) -> Any:
+    def compute_output_spec(self, inputs: Any, dense: Any = None, training: Any = None) -> Any:
         """Symbolic output (B, units)."""
+        del training
         _sizes(self, _shapes(inputs), None if dense is None else dense.shape)
         return keras.KerasTensor((inputs["row_of_id"].shape[0], self.units), dtype=self.compute_dtype)
 

@@ -130,9 +130,10 @@ class MixCacheEmbedding(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: Any, dense: Any = None, factored: bool = False) -> Any:
         """Symbolic outputs; see the class docstring for shapes."""
-        vectors = self._vectors_spec(inputs)
         if factored:
             self._check_factored(dense)
+        vectors = self._vectors_spec(inputs)
+        if factored:
             batch = tf.nest.flatten(inputs)[0].shape[0]
             return {
                 "rows": keras.KerasTensor((None, self.features[0].table.dim), dtype="float32"),

@@ -1,9 +1,9 @@
 """HybridModel: a keras.Model whose fit, evaluate and predict run on any number of ranks.
 
     hvd_ctr.init()
-    model = hvd_ctr.HybridModel(inputs, outputs)          # an ordinary functional model over emb(inputs); subclassing
-    works too model.compile(optimizer=keras.optimizers.Adam(1e-3), loss="binary_crossentropy",
-    metrics=[hvd_ctr.DistributedAUC()]) model.fit(dataset, validation_data=..., epochs=...)
+    model = hvd_ctr.HybridModel(inputs, outputs)  # an ordinary functional model over emb(inputs); or a subclass
+    model.compile(keras.optimizers.Adam(1e-3), "binary_crossentropy", metrics=[hvd_ctr.DistributedAUC()])
+    model.fit(dataset, validation_data=..., epochs=...)
 
 Data rule: every rank passes its own part of the data (e.g. `dataset.shard(comm.size, comm.rank)`); nothing is sharded
 behind your back. Ranks may hold different numbers of batches: all samples are used, ranks that ran dry join with

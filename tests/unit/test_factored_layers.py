@@ -177,6 +177,28 @@ def test_weights_and_configuration_are_saved_and_loaded(tmp_path):
     assert copied.activation is keras.activations.tanh
 
 
+def test_arrays_and_lists_make_the_same_layer_as_tensors():
+    x, _ = _batch(20)
+    factored = {"rows": np.ones((5, 2), np.float32), "row_of_id": np.arange(20, dtype=np.int32).reshape(10, 2) % 5}
+    expected = FactorizedDense(8, kernel_initializer="ones")(
+        {name: tf.constant(value) for name, value in factored.items()}, dense=tf.constant(x["numbers"][:10])
+    )
+    for dense in (x["numbers"][:10], x["numbers"][:10].tolist()):
+        layer = FactorizedDense(8, kernel_initializer="ones")
+        np.testing.assert_array_equal(layer(factored, dense=dense), expected)
+        assert layer.kernel.shape == (_X + 2 * 2, 8)
+        assert ExpandRows()(factored, dense=dense).shape == (10, _X + 2 * 2)
+    with pytest.raises(ValueError, match="dense must be one tensor, received list"):
+        FactorizedDense(8)(factored, dense=[keras.Input((2,)), keras.Input((3,))])
+
+
+def test_training_may_be_said_when_a_model_is_built():
+    ids = keras.Input((3,), dtype="int64")
+    factored = _embedding()(ids, factored=True)
+    assert FactorizedDense(8)(factored, training=True).shape == (None, 8)
+    assert keras.Sequential([FactorizedDense(8)])(factored).shape == (None, 8)
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_max_share_is_checked(share):
     with pytest.raises(ValueError, match="max_share must be 0 .. 1, received"):
@@ -202,6 +224,11 @@ def test_bags_cannot_be_factored(fields):
     inputs["w"] = keras.Input((1,))
     with pytest.raises(ValueError, match="not so are z"):
         _embedding(**fields)(inputs, factored=True)
+
+
+def test_bags_as_a_matrix_are_refused_with_the_same_words():
+    with pytest.raises(ValueError, match="factored=True needs features of length 1"):
+        _embedding(length=2)(keras.Input((3,), dtype="int64"), factored=True)
 
 
 def test_tables_of_several_dims_cannot_be_factored():

@@ -114,7 +114,7 @@ def test_features_are_factored_up_to_a_number_of_rows():
     [
         ({"kernel": tf.zeros([6, 2])}, r"kernel has shape \[6,2\]; expected \(X \+ F \* D, H\)"),
         ({"kernel": tf.zeros([10, 2])}, r"beside has shape \[3,1\]; expected \[3,2\]"),
-        ({"beside": tf.zeros([2, 1])}, "direct_ids has shape"),
+        ({"beside": tf.zeros([2, 1])}, r"beside has 2 samples, and the ids have shape \[3,"),
         ({"bias": tf.zeros([3])}, r"bias has shape \[3\]; expected \[2\]"),
         ({"row_of_id": tf.constant([[0, 5], [1, 1], [0, 0]])}, r"row 5 of sample 0, feature 1, is outside \[0, 5\)"),
         ({"row_of_id": tf.constant([[0, -2], [1, 1], [0, 0]])}, r"row -2 of sample 0, feature 1, is outside \[0, 5\)"),

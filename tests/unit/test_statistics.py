@@ -82,5 +82,8 @@ def test_the_report_has_units() -> None:
         "waiting, mean of the ranks: Data-Loader 0.5 s, Host-Manager 1.0 s, GPU-Worker 1.5 s",
         "pinned at most: 28 rows on one rank",
     ]
+    resumed = _collection(2, ranks=2)
+    resumed["total"]["steps"] += 100  # before this process; what moved is of its own steps
+    assert statistics_report.lines(resumed) == statistics_report.lines(_collection(2, ranks=2))
     assert statistics_report.byte_text(1023) == "1,023 B"
     assert statistics_report.byte_text(3 * 2**40) == "3.00 TiB"

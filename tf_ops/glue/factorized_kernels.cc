@@ -116,6 +116,10 @@ class FactorizedInputOp final : public OpKernel {
     OP_REQUIRES_OK(ctx, CheckRank(ctx, 4, 1, "direct"));
     const auto direct = ConstSpan<int32_t>(ctx->input(4));
     const int64_t samples = ctx->input(2).dim_size(0);
+    OP_REQUIRES(
+        ctx, ctx->input(1).dims() == 2 && ctx->input(1).dim_size(0) == samples,
+        absl::InvalidArgumentError(internal::StrCat(type_string(), ": beside has ", samples, " samples, and the ids have shape ",
+                                                    ctx->input(1).shape().DebugString(), "; give both the same batch")));
     OP_REQUIRES_OK(ctx, CheckShape(ctx, 1, TensorShape({samples, direct.size()}), "direct_ids"));
     OP_REQUIRES_OK(ctx, CheckShape(ctx, 2, TensorShape({samples, shape.beside}), "beside"));
     const int64_t columns = shape.beside + direct.size() * shape.dim;
