@@ -19,9 +19,6 @@ constexpr int64_t kVectors = 8;
 /// ranks that share the last one are not in each other's way.
 constexpr int64_t kBlockUnits = 64;
 
-/// Scratch matrices have whole lines, so that vectors of any level cover them.
-int64_t WholeLines(int64_t floats) { return (floats + kLineFloats - 1) / kLineFloats * kLineFloats; }
-
 const float* KernelOf(const FactorizedShape& shape, const float* kernel, int64_t feature) {
   return kernel + (shape.beside + feature * shape.dim) * shape.units;
 }
@@ -124,6 +121,17 @@ struct SampleColumns {
   int64_t units;    ///< Floats of a sample.
 };
 
+/// Columns [first, last) of sample b, by args.OnColumns<count, width>(b, column) for runs of vectors.
+template <SimdLevel kLevel, typename Args>
+HVD_CTR_SIMD_BODY void ForColumns(const Args& args, int64_t b, int64_t first, int64_t last) {
+  constexpr int32_t kWidth = SimdFloats(kLevel);
+  int64_t j = first;
+  for (; j + kVectors * kWidth <= last; j += kVectors * kWidth) args.template OnColumns<kVectors, kWidth>(b, j);
+  for (; j + 4 * kWidth <= last; j += 4 * kWidth) args.template OnColumns<4, kWidth>(b, j);
+  for (; j + kWidth <= last; j += kWidth) args.template OnColumns<1, kWidth>(b, j);
+  for (; j < last; ++j) args.template OnColumns<1, 1>(b, j);
+}
+
 struct SumArgs {
   SampleColumns block;
   const float* products;  ///< (S + 1, stride); the last row is zero, for dropped ids.
@@ -131,47 +139,42 @@ struct SumArgs {
   bool relu;
   const float* direct;  ///< The block's first column of sample 0, as out.
   float* out;
+
+  /// Writes kCount vectors of kWidth columns from j on of sample b.
+  template <int64_t kCount, int32_t kWidth>
+  HVD_CTR_SIMD_BODY void OnColumns(int64_t b, int64_t j) const;
 };
 
-/// kCount vectors of kWidth columns from j on of sample b.
 template <int64_t kCount, int32_t kWidth>
-HVD_CTR_SIMD_BODY void SumColumns(const SumArgs& args, int64_t b, int64_t j) {
+HVD_CTR_SIMD_BODY void SumArgs::OnColumns(int64_t b, int64_t j) const {
   using Vector = VectorOf<kWidth>;
-  const int64_t factored = args.block.ids->features.size();
-  const int32_t* const slots = args.block.ids->slots.data() + b * factored;
-  Vector sums[kCount];
-  std::memcpy(sums, args.direct + b * args.block.units + j, sizeof(sums));
+  const int64_t factored = block.ids->features.size();
+  const int32_t* const slots = block.ids->slots.data() + b * factored;
+  Vector totals[kCount];
+  std::memcpy(totals, direct + b * block.units + j, sizeof(totals));
   for (int64_t i = 0; i < factored; ++i) {
-    const float* product = args.products + slots[i] * args.block.stride + j;
+    const float* product = products + slots[i] * block.stride + j;
     for (int64_t v = 0; v < kCount; ++v) {
       Vector part;
       std::memcpy(&part, product + v * kWidth, sizeof(part));
-      sums[v] += part;
+      totals[v] += part;
     }
   }
   for (int64_t v = 0; v < kCount; ++v) {
-    if (args.bias != nullptr) {
-      Vector bias;
-      std::memcpy(&bias, args.bias + j + v * kWidth, sizeof(bias));
-      sums[v] += bias;
+    if (bias != nullptr) {
+      Vector part;
+      std::memcpy(&part, bias + j + v * kWidth, sizeof(part));
+      totals[v] += part;
     }
     // NaN stays NaN.
-    if (args.relu) sums[v] = sums[v] <= 0.0f ? Vector{} : sums[v];
-    std::memcpy(args.out + b * args.block.units + j + v * kWidth, &sums[v], sizeof(Vector));
+    if (relu) totals[v] = totals[v] <= 0.0f ? Vector{} : totals[v];
+    std::memcpy(out + b * block.units + j + v * kWidth, &totals[v], sizeof(Vector));
   }
 }
 
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void SumSamplesBody(const SumArgs& args, int64_t begin, int64_t end) {
-  constexpr int32_t kWidth = SimdFloats(kLevel);
-  const int64_t columns = args.block.columns;
-  for (int64_t b = begin; b < end; ++b) {
-    int64_t j = 0;
-    for (; j + kVectors * kWidth <= columns; j += kVectors * kWidth) SumColumns<kVectors, kWidth>(args, b, j);
-    for (; j + 4 * kWidth <= columns; j += 4 * kWidth) SumColumns<4, kWidth>(args, b, j);
-    for (; j + kWidth <= columns; j += kWidth) SumColumns<1, kWidth>(args, b, j);
-    for (; j < columns; ++j) SumColumns<1, 1>(args, b, j);
-  }
+  for (int64_t b = begin; b < end; ++b) ForColumns<kLevel>(args, b, 0, args.block.columns);
 }
 
 HVD_CTR_SIMD_KERNEL(void, SumSamples, (const SumArgs& args, int64_t begin, int64_t end), (args, begin, end))
@@ -180,18 +183,21 @@ struct SpreadArgs {
   SampleColumns block;
   const float* d_out;  ///< The block's first column of sample 0.
   float* sums;         ///< (S + 1, stride); dropped ids go to the last row, which nobody reads.
+
+  /// Adds kCount vectors of kWidth columns from j on of sample b to the sums of its rows.
+  template <int64_t kCount, int32_t kWidth>
+  HVD_CTR_SIMD_BODY void OnColumns(int64_t b, int64_t j) const;
 };
 
-/// Adds kCount vectors of kWidth columns from j on of sample b to the sums of its rows.
 template <int64_t kCount, int32_t kWidth>
-HVD_CTR_SIMD_BODY void SpreadColumns(const SpreadArgs& args, int64_t b, int64_t j) {
+HVD_CTR_SIMD_BODY void SpreadArgs::OnColumns(int64_t b, int64_t j) const {
   using Vector = VectorOf<kWidth>;
-  const int64_t factored = args.block.ids->features.size();
-  const int32_t* const slots = args.block.ids->slots.data() + b * factored;
+  const int64_t factored = block.ids->features.size();
+  const int32_t* const slots = block.ids->slots.data() + b * factored;
   Vector parts[kCount];
-  std::memcpy(parts, args.d_out + b * args.block.units + j, sizeof(parts));
+  std::memcpy(parts, d_out + b * block.units + j, sizeof(parts));
   for (int64_t i = 0; i < factored; ++i) {
-    float* const to = args.sums + slots[i] * args.block.stride + j;
+    float* const to = sums + slots[i] * block.stride + j;
     for (int64_t v = 0; v < kCount; ++v) {
       Vector sum;
       std::memcpy(&sum, to + v * kWidth, sizeof(sum));
@@ -204,14 +210,7 @@ HVD_CTR_SIMD_BODY void SpreadColumns(const SpreadArgs& args, int64_t b, int64_t 
 /// Columns [first, last) of the block, of all samples in order: threads share columns and no sum.
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void SpreadSamplesBody(const SpreadArgs& args, int64_t first, int64_t last) {
-  constexpr int32_t kWidth = SimdFloats(kLevel);
-  for (int64_t b = 0; b < args.block.ids->samples; ++b) {
-    int64_t j = first;
-    for (; j + kVectors * kWidth <= last; j += kVectors * kWidth) SpreadColumns<kVectors, kWidth>(args, b, j);
-    for (; j + 4 * kWidth <= last; j += 4 * kWidth) SpreadColumns<4, kWidth>(args, b, j);
-    for (; j + kWidth <= last; j += kWidth) SpreadColumns<1, kWidth>(args, b, j);
-    for (; j < last; ++j) SpreadColumns<1, 1>(args, b, j);
-  }
+  for (int64_t b = 0; b < args.block.ids->samples; ++b) ForColumns<kLevel>(args, b, first, last);
 }
 
 HVD_CTR_SIMD_KERNEL(void, SpreadSamples, (const SpreadArgs& args, int64_t first, int64_t last), (args, first, last))
@@ -269,7 +268,8 @@ void ForBlocks(const FactoredIds& ids, const FactorizedShape& shape, const Fn& f
   }
 }
 
-/// Floats of a row of products or sums in the widest block.
+/// Floats of a row of products or sums in the widest block. Scratch matrices have whole lines, so that vectors of any level cover
+/// them.
 int64_t BlockStride(const FactorizedShape& shape) { return WholeLines(std::min(kBlockUnits, shape.units)); }
 
 }  // namespace

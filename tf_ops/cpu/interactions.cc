@@ -10,10 +10,8 @@
 namespace hvd_ctr {
 namespace {
 
-constexpr int64_t kLanes = 16;
+constexpr int64_t kLanes = kLineFloats;
 using Lanes = FloatVector<kLanes>::Type;
-
-int64_t WholeLanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
 HVD_CTR_SIMD_BODY void Load(const float* from, Lanes* lanes) { std::memcpy(lanes, from, sizeof(Lanes)); }
 HVD_CTR_SIMD_BODY void Store(const Lanes& lanes, float* to) { std::memcpy(to, &lanes, sizeof(Lanes)); }
@@ -37,7 +35,7 @@ HVD_CTR_SIMD_BODY void StoreColumns(const Lanes& lanes, int64_t first, int64_t d
 /// scratch: (D, F rounded up to whole lanes), for the transposed sample: lanes then run over the partners of a vector.
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void DotPairsRangeBody(const SampleVectors& v, float* out, float* scratch, int64_t begin, int64_t end) {
-  const int64_t features = v.features, dim = v.dim, pairs = v.pairs(), stride = WholeLanes(features);
+  const int64_t features = v.features, dim = v.dim, pairs = v.pairs(), stride = WholeLines(features);
   for (int64_t b = begin; b < end; ++b) {
     const float* vectors = v.data + b * features * dim;
     for (int64_t d = 0; d < dim; ++d) {
@@ -72,7 +70,7 @@ HVD_CTR_SIMD_KERNEL(void, DotPairsRange, (const SampleVectors& v, float* out, fl
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void DotPairsGradRangeBody(const SampleVectors& v, const float* d_out, float* d_vectors, float* scratch,
                                              int64_t begin, int64_t end) {
-  const int64_t features = v.features, dim = v.dim, stride = WholeLanes(dim);
+  const int64_t features = v.features, dim = v.dim, stride = WholeLines(dim);
   float* const of_pairs = scratch + features * stride;
   for (int64_t b = begin; b < end; ++b) {
     const float* vectors = Padded(v.data + b * features * dim, features, dim, stride, scratch);
@@ -103,7 +101,7 @@ HVD_CTR_SIMD_KERNEL(void, DotPairsGradRange,
 /// scratch: (F, D rounded up) for the padded sample.
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void PairSumRangeBody(const SampleVectors& v, float* out, float* scratch, int64_t begin, int64_t end) {
-  const int64_t features = v.features, dim = v.dim, stride = WholeLanes(dim);
+  const int64_t features = v.features, dim = v.dim, stride = WholeLines(dim);
   for (int64_t b = begin; b < end; ++b) {
     const float* vectors = Padded(v.data + b * features * dim, features, dim, stride, scratch);
     Lanes total{};
@@ -130,7 +128,7 @@ HVD_CTR_SIMD_KERNEL(void, PairSumRange, (const SampleVectors& v, float* out, flo
 template <SimdLevel kLevel>
 HVD_CTR_SIMD_BODY void PairSumGradRangeBody(const SampleVectors& v, const float* d_out, float* d_vectors, float* scratch,
                                             int64_t begin, int64_t end) {
-  const int64_t features = v.features, dim = v.dim, stride = WholeLanes(dim);
+  const int64_t features = v.features, dim = v.dim, stride = WholeLines(dim);
   for (int64_t b = begin; b < end; ++b) {
     const float* vectors = Padded(v.data + b * features * dim, features, dim, stride, scratch);
     for (int64_t first = 0; first < dim; first += kLanes) {
@@ -166,26 +164,26 @@ void ForSamples(const SampleVectors& v, int64_t floats_per_sample, int64_t scrat
 
 void DotPairs(const SampleVectors& vectors, float* out, TaskRunner* runner) {
   const int64_t work = vectors.features * vectors.dim + vectors.pairs();
-  ForSamples(vectors, work, vectors.dim * WholeLanes(vectors.features), runner,
+  ForSamples(vectors, work, vectors.dim * WholeLines(vectors.features), runner,
              [&](float* scratch, int64_t begin, int64_t end) { DotPairsRange(vectors, out, scratch, begin, end); });
 }
 
 void DotPairsGrad(const SampleVectors& vectors, const float* d_out, float* d_vectors, TaskRunner* runner) {
   const int64_t work = vectors.features * vectors.dim + vectors.pairs();
-  const int64_t floats = vectors.features * (WholeLanes(vectors.dim) + vectors.features);
+  const int64_t floats = vectors.features * (WholeLines(vectors.dim) + vectors.features);
   ForSamples(vectors, work, floats, runner, [&](float* scratch, int64_t begin, int64_t end) {
     DotPairsGradRange(vectors, d_out, d_vectors, scratch, begin, end);
   });
 }
 
 void PairSum(const SampleVectors& vectors, float* out, TaskRunner* runner) {
-  ForSamples(vectors, vectors.features * vectors.dim, vectors.features * WholeLanes(vectors.dim), runner,
+  ForSamples(vectors, vectors.features * vectors.dim, vectors.features * WholeLines(vectors.dim), runner,
              [&](float* scratch, int64_t begin, int64_t end) { PairSumRange(vectors, out, scratch, begin, end); });
 }
 
 void PairSumGrad(const SampleVectors& vectors, const float* d_out, float* d_vectors, TaskRunner* runner) {
   ForSamples(
-      vectors, vectors.features * vectors.dim, vectors.features * WholeLanes(vectors.dim), runner,
+      vectors, vectors.features * vectors.dim, vectors.features * WholeLines(vectors.dim), runner,
       [&](float* scratch, int64_t begin, int64_t end) { PairSumGradRange(vectors, d_out, d_vectors, scratch, begin, end); });
 }
 

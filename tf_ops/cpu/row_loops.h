@@ -14,6 +14,8 @@
 namespace hvd_ctr {
 
 constexpr int64_t kLineFloats = 16;  ///< 64-byte cache line.
+/// Rounded up to whole lines.
+constexpr int64_t WholeLines(int64_t floats) { return (floats + kLineFloats - 1) / kLineFloats * kLineFloats; }
 /// Rows (records) to prefetch ahead. 32 with the L2 hint was the best of 8 .. 64 on random 64- to 512-byte records.
 constexpr int64_t kPrefetchRows = 32;
 /// Lines of one record to prefetch; the hardware's stream prefetcher follows up on longer ones.
